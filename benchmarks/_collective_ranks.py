@@ -1,8 +1,11 @@
-"""One rank that sums a tensor with others, for `benchmarks.collectives`: over isthmus, or over gloo."""
+"""One rank for `benchmarks.collectives`: sums a tensor with others, over isthmus or gloo, or only exchanges bytes."""
 
 from __future__ import annotations
 
+import math
 import os
+import socket
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +17,8 @@ import torch
 import torch.distributed as dist
 
 from benchmarks._wan_stage import TIMEOUT_S, StageJob, begin, joined, start_ns, together_s
+from isthmus.comm.channel.receive_exactly import receive_exactly
+from isthmus.comm.tcp.endpoint import set_socket_options
 from isthmus.wan import listen
 
 
@@ -37,6 +42,36 @@ def run_gloo(job: StageJob, pipe: Connection) -> None:
     begin(job)
     with gloo_joined(job, pipe):
         pipe.send(_sums(job))
+
+
+def run_sockets(job: StageJob, pipe: Connection) -> None:
+    """Exchange the bytes of [shape] of fp32 with the other rank over one socket, `steps` times: what any sum needs.
+
+    Sends a `SumTime` of each exchange back.
+    """
+    begin(job)
+    with listen(job.hosts[job.rank]) as listener:
+        pipe.send(int(listener.getsockname()[1]))
+        ports = pipe.recv()
+        other = socket.create_connection((job.hosts[0], ports[0])) if job.rank else listener.accept()[0]
+    with other:
+        set_socket_options(other, job.congestion_control)
+        pipe.send([_exchange(other, bytearray(4 * math.prod(job.shape)), job.rank) for _ in range(job.steps)])
+
+
+def _exchange(other: socket.socket, data: bytearray, rank: int) -> SumTime:
+    wanted = bytearray(start_ns().to_bytes(8, "big"))
+    if rank == 0:
+        other.sendall(wanted)
+    else:
+        receive_exactly(other, memoryview(wanted))
+    start_s, cpu_s = together_s(int.from_bytes(wanted, "big")), time.process_time()
+    sender = threading.Thread(target=other.sendall, args=(bytes(data),))
+    sender.start()
+    receive_exactly(other, memoryview(data))
+    end_s = time.time()
+    sender.join()
+    return SumTime(start_s, end_s, time.process_time() - cpu_s)
 
 
 @contextmanager

@@ -1,7 +1,8 @@
 """Traffic for `benchmarks.wan_links`: a server and a client that run anywhere, also inside a namespace.
 
 `python -m benchmarks._wan_traffic serve HOST` prints its port; `... send HOST:PORT JSON` prints a JSON list,
-where JSON holds the arguments of `send` (goodput of each flow, Mbit/s) or of `ping` (round trips, ms).
+where JSON holds the arguments of `send` (goodput of each flow, Mbit/s), of `ping` (round trips, ms) or of `messages`
+(messages and their short answers, ms).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _WINDOW = struct.Struct("!dd")
 
 
 def serve(host: str) -> None:
-    """Echo (`e`), or swallow for a stated window and report the goodput in it (`s`); until killed."""
+    """Echo (`e`), answer messages (`m`), or report the goodput of a stated window (`s`); until killed."""
     with socket.create_server((host, 0), backlog=64) as listener:
         print(listener.getsockname()[1], flush=True)
         while True:
@@ -33,14 +34,24 @@ def _answer(connection: socket.socket) -> None:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     with connection:
         try:
-            if connection.recv(1) == b"e":
+            kind = connection.recv(1)
+            if kind == b"e":
                 request_prompt_wakeup()
                 while data := connection.recv(1 << 16):
                     connection.sendall(data)
+            elif kind == b"m":
+                _answer_messages(connection)
             else:
                 _swallow(connection)
         except OSError:
             return
+
+
+def _answer_messages(connection: socket.socket) -> None:
+    """Answer each message of the size that the client states with one byte."""
+    buffer = bytearray(int.from_bytes(connection.recv(4, socket.MSG_WAITALL), "big"))
+    while connection.recv_into(buffer, len(buffer), socket.MSG_WAITALL) == len(buffer):
+        connection.sendall(b"!")
 
 
 def _swallow(connection: socket.socket) -> None:
@@ -112,13 +123,34 @@ def ping(
     return times_ms
 
 
+def messages(
+    address: str,
+    proxy: str | None = None,
+    num_bytes: int = 10**6,
+    first: int = 10,
+    most: int = 300,
+    most_s: float = 10.0,
+) -> list[float]:
+    """Return how long a message and its answer take, in ms: `most` of them after the `first`, or those of `most_s`."""
+    times_ms, message = [], bytes(num_bytes)
+    with dial(parse_address(address), proxy) as connection:
+        connection.sendall(b"m" + num_bytes.to_bytes(4, "big"))
+        begun_s = time.monotonic()
+        while len(times_ms) < first + most and (time.monotonic() < begun_s + most_s or len(times_ms) <= first):
+            start_s = time.monotonic()
+            connection.sendall(message)
+            connection.recv(1, socket.MSG_WAITALL)
+            times_ms.append((time.monotonic() - start_s) * 1e3)
+    return times_ms[first:]
+
+
 def main() -> None:
     """Serve, or run one measurement and print it."""
     if sys.argv[1] == "serve":
         serve(sys.argv[2])
     else:
         options = json.loads(sys.argv[3])
-        found = send(sys.argv[2], **options) if sys.argv[1] == "send" else ping(sys.argv[2], **options)
+        found = {"send": send, "ping": ping, "messages": messages}[sys.argv[1]](sys.argv[2], **options)
         print(json.dumps(found))
 
 

@@ -4,7 +4,8 @@ Two ranks in each of two clusters sum a tensor of fp32, over isthmus and over gl
 with a round trip of 20 ms (root: a TUN device per cluster, which both cross by TCP; ours encrypts). The line's time
 is one delay and the bytes of the tensor, which each cluster must send once. All ranks start together; a sum ends with
 its last rank. Each size is summed several times, the two in turns; the median counts. Four processes and the relay
-share the cores of this machine, so CPU seconds of the ranks are printed beside.
+share the cores of this machine, so CPU seconds of the ranks are printed beside. At 1 Gbit/s so is the bound of kernel
+and relay: two plain sockets that exchange the bytes both ways, with no sum, no encryption and no second rank.
 
 `--only links`, `machine`, `gradients` and `training` print the other parts: the bytes that each of three clusters
 sends, counted by the transport; a sum among four ranks of one machine; 64 MiB of gradients on that line, as training
@@ -23,7 +24,7 @@ from multiprocessing.connection import Connection
 
 import torch
 
-from benchmarks._collective_ranks import SumTime, run_gloo, run_isthmus
+from benchmarks._collective_ranks import SumTime, run_gloo, run_isthmus, run_sockets
 from benchmarks._gradient_ranks import run_gradients
 from benchmarks._parallel_ranks import KINDS, Trained, run_over_gloo, run_over_isthmus
 from benchmarks._wan_run import Bed, launch, packets, pool_of
@@ -86,6 +87,11 @@ def measure(quick: bool) -> Iterator[Row]:
                     walls[name] += wall
                     cpus[name] += cpu
         yield from _rows(gbps, num_bytes, faster, wanted_ms, walls, cpus)
+        if wanted_ms is not None:
+            with packets(pool_of("ab", ROUND_TRIP_MS, gbps)) as bed:
+                exchange = sums(bed, num_bytes, rounds, run_sockets, clusters="ab")[0]
+            what = f"plain sockets, {ROUND_TRIP_MS:g} ms, {gbps:g} Gbit/s, {_size_text(num_bytes)}"
+            yield compared(what, statistics.median(exchange), "ms", "the line", line_ms(num_bytes, gbps))
 
 
 def links(quick: bool) -> Iterator[Row]:
@@ -176,8 +182,7 @@ def _rows(
     walls: dict[str, list[float]],
     cpus: dict[str, list[float]],
 ) -> Iterator[Row]:
-    size = f"{num_bytes / MIB:.3g} MiB" if num_bytes >= MIB else f"{num_bytes // KIB} KiB"
-    what = f"all-reduce 2+2, {ROUND_TRIP_MS:g} ms, {gbps:g} Gbit/s, {size}"
+    what = f"all-reduce 2+2, {ROUND_TRIP_MS:g} ms, {gbps:g} Gbit/s, {_size_text(num_bytes)}"
     ours, theirs = (statistics.median(walls[name]) for name in ("isthmus", "gloo"))
     spread = f"{min(walls['isthmus']):.0f} to {max(walls['isthmus']):.0f} ms"
     yield compared(
@@ -190,6 +195,10 @@ def _rows(
     yield compared(f"{what}, beside the line", ours, "ms", "the line", bound, target=text, met=met)
     spent = [statistics.median(cpus[name]) for name in ("isthmus", "gloo")]
     yield compared(f"{what}, CPU of four ranks", spent[0], "CPU ms", "gloo", spent[1])
+
+
+def _size_text(num_bytes: int) -> str:
+    return f"{num_bytes / MIB:.3g} MiB" if num_bytes >= MIB else f"{num_bytes // KIB} KiB"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

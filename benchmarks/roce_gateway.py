@@ -1,9 +1,9 @@
 """RoCEv2 across a long link, through gateways and without: `python -m benchmarks.roce_gateway`.
 
 Queue pairs of NICs in user space over 1 Gbit/s with a queue of one bandwidth-delay product, payload of 1,024 bytes, on
-a virtual clock, so that other load changes no figure but CPU. The peer is the same NICs without a gateway: go-back-N
-with a resend time above the round trip, which favours it, and a window of 8 MiB where none is named. The ceiling is the
-link's rate less all headers. `--json`, `--quick`, `--only PART`.
+a virtual clock, so that other load changes only the parts `added` and `cpu`. The peer is the same NICs without a
+gateway: go-back-N with a resend time above the round trip, which favours it, and a window of 8 MiB where none is named.
+The ceiling is the link's rate less all headers. `--json`, `--quick`, `--only PART`.
 """
 
 from __future__ import annotations
@@ -13,12 +13,17 @@ import gc
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
+from random import Random
 
+from benchmarks._roce_added import times_on_the_way
 from benchmarks._roce_lab import RoceLab, goodput_mbps
 from benchmarks.table import Row, compared, print_rows, run_parts
+from isthmus.wan.control.choose_transport import RoceFlow
+from isthmus.wan.control.pick_gateway import pick_gateway
 from isthmus.wan.gateway.run_gateway import GC_THRESHOLD
-from isthmus.wan.roce import Gateway, GatewaySettings, RocePacket, build
+from isthmus.wan.roce import Gateway, GatewaySettings, RocePacket, build, parse
 from isthmus.wan.roce.gateway.gateway_datagram import DATA_BYTES
 from isthmus.wan.roce.gateway.gateway_events import (
     GatewayEvent,
@@ -31,6 +36,7 @@ from isthmus.wan.roce.gateway.gateway_events import (
 from isthmus.wan.roce.roce_opcodes import Opcode
 from isthmus.wan.roce.roce_packet import AethHeader
 from isthmus.wan.roce.roce_view import view_frame
+from tests.wan.roce.test_roce_packet import scapy_frame, some_packet
 
 GBPS = 1.0
 PAYLOAD_BYTES = 1024
@@ -237,7 +243,70 @@ def acknowledge(frame: bytes) -> bytes:
     )  # fmt: skip
 
 
-PARTS = {"loss": loss_rows, "window": window_rows, "congestion": congestion_rows, "cpu": cpu_rows}
+def added_rows(quick: bool) -> Iterator[Row]:
+    """What two gateway processes add to the way of a frame, one at a time, on loopback."""
+    count = 200 if quick else 2_000
+    frames = [message(0, psn, 1) for psn in range(count)]
+    through, direct = times_on_the_way(settings_of(0.04), frames, acknowledge)
+    for name, place, target_ms in (("median", 0.5, 0.3), ("p99", 0.99, 2.0)):
+        one, other = (1000 * sorted(times[20:])[int(place * (count - 20))] for times in (through, direct))
+        yield compared(
+            f"gateway pair adds, {name} of {count:,} frames", one - other, "ms", "the way without", other,
+            target=f"{target_ms:g}", met=one - other <= target_ms,
+        )  # fmt: skip
+
+
+def balance_rows(_: bool) -> Iterator[Row]:
+    """4,096 queue pairs over four gateways: shares by weight, both directions, and a gateway that fails."""
+    weights = {"a": 1.0, "b": 1.0, "c": 2.0, "d": 4.0}
+    flows = [
+        RoceFlow(
+            source=f"10.1.{number >> 8}.{number & 255}", target=f"10.2.{number >> 8}.{number & 255}",
+            source_port=49_152 + number * 7 % 16_384, required_gbps=1,
+        )
+        for number in range(4096)
+    ]  # fmt: skip
+    picked = [pick_gateway(flow, weights) for flow in flows]
+    shares = [picked.count(name) / len(flows) - weight / sum(weights.values()) for name, weight in weights.items()]
+    worst = 100 * max(map(abs, shares))
+    yield Row(
+        what="balance, 4,096 queue pairs, weights 1, 1, 2, 4: share away from its weight, worst", ours=worst,
+        unit="points", target="1", met=worst <= 1,
+    )  # fmt: skip
+    back = [pick_gateway(replace(flow, source=flow.target, target=flow.source), weights) for flow in flows]
+    same = 100 * sum(map(str.__eq__, picked, back)) / len(flows)
+    yield Row(what="balance: queue pairs with one path both ways", ours=same, unit="%", target="100", met=same == 100)
+    start_s = time.process_time()
+    again = [pick_gateway(flow, {**weights, "d": 0}) for flow in flows]
+    spent_ms = 1000 * (time.process_time() - start_s)
+    moved = sum(one != other and one != "d" for one, other in zip(picked, again, strict=True))
+    yield Row(
+        what=f"balance: gateway d fails, {moved} others move: CPU to pick anew for all", ours=spent_ms, unit="ms",
+        target="50", met=spent_ms <= 50 and not moved,
+    )  # fmt: skip
+
+
+def frame_rows(quick: bool) -> Iterator[Row]:
+    """Random packets, IPv4 and IPv6 by turns, as scapy's roce layer builds them."""
+    rng, count = Random(20), 2_000 if quick else 50_000
+    wrong = 0
+    for number in range(count):
+        packet = some_packet(rng, six=number % 2 == 1)
+        frame = scapy_frame(packet)
+        wrong += build(packet) != frame or parse(frame) != packet
+    yield Row(what=f"{count:,} frames against scapy's roce layer: mismatches", ours=wrong, unit="", target="0",
+              met=not wrong)  # fmt: skip
+
+
+PARTS = {
+    "loss": loss_rows,
+    "window": window_rows,
+    "congestion": congestion_rows,
+    "added": added_rows,
+    "cpu": cpu_rows,
+    "balance": balance_rows,
+    "frames": frame_rows,
+}
 
 
 def main() -> None:

@@ -17,11 +17,13 @@ from hypothesis import strategies as st
 
 from isthmus.control.server.tls import self_signed_certificate
 from isthmus.core.errors import AuthError, InputError, UnavailableError
-from isthmus.wan.centre.centre_client import CentreAddress, CentreClient
+from isthmus.wan.centre.centre_client import CentreClient
 from isthmus.wan.centre.centre_config import CentreConfig
 from isthmus.wan.centre.centre_requests import CLIENT_REQUEST, MAX_LINE_BYTES
+from isthmus.wan.centre.line_client import CentreAddress
+from isthmus.wan.centre.line_server import MAX_CONNECTIONS
 from isthmus.wan.centre.logged_centre import LoggedCentre
-from isthmus.wan.centre.run_centre import MAX_CONNECTIONS, CentreServer
+from isthmus.wan.centre.run_centre import CentreServer
 from isthmus.wan.control.wan_topology import PathRequest
 from isthmus.wan.dial import parse_address
 from tests.attack.fuzzing import changed_bytes, places, replaced, values

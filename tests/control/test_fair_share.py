@@ -9,11 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sortedcontainers import SortedList
 
+from isthmus.control.accounts.account_tree import AccountTree
 from isthmus.control.algorithms.fair_share import HELD_CHIP_S, FairShare, Key
 from isthmus.control.queries.explain_wait import answer_query, query_job
 from isthmus.control.queries.user_views import iterate_queue
 from isthmus.control.state.events import PoolSet
 from isthmus.control.store.snapshot_codec import restore_state, serialize_state
+from isthmus.core.owner.accounts import Accounts, Project
 from tests.control.driver import Driver
 from tests.control.samples import plan
 
@@ -209,3 +211,22 @@ def test_the_usage_of_users_survives_a_snapshot() -> None:
     assert after.shares == before.shares
     assert after.indexes.queued_by_user == before.indexes.queued_by_user
     assert before.shares.tag("u0", 0) - before.shares.used_chip_s("u0") == HELD_CHIP_S * 2
+
+
+@given(st.lists(st.tuples(st.integers(-1, 8), st.floats(0.1, 10)), min_size=1, max_size=9))
+def test_projects_below_one_divide_its_share(drawn: list[tuple[int, float]]) -> None:
+    """The shares below each project at the top sum to its weight; equal ones get equal shares."""
+    projects = [
+        Project(name=f"p{at}", parent=f"p{parent % at}" if at and parent >= 0 else None, weight=weight)
+        for at, (parent, weight) in enumerate(drawn)
+    ]
+    tree = AccountTree(Accounts(projects=tuple(projects)))
+    shares = tree.shares()
+    assert shares.keys() == {f"project:{one.name}" for one in projects}
+    for top in (one for one in projects if one.parent is None):
+        assert sum(shares[f"project:{name}"] for name in tree.below(top.name)) == pytest.approx(top.weight)
+    lab = Project(name="lab", weight=6)
+    below = (Project(name="a", parent="lab"), Project(name="b", parent="lab", weight=4))
+    assert AccountTree(Accounts(projects=(lab, *below))).shares() == {
+        "project:lab": 1, "project:a": 1, "project:b": 4,
+    }  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -15,12 +16,22 @@ from isthmus.core.job import Job
 from isthmus.core.messages.agent_messages import RankMap, StepMetrics
 from isthmus.core.messages.worker_folder import WorkerFolder, WorkerSpec
 from isthmus.core.plan import Plan
+from isthmus.core.pool import Pool
+from isthmus.wan.management_network import management_network
+from isthmus.wan.netns import (
+    NAMESPACE_FOLDER,
+    effective_capabilities,
+    emulated_namespaces,
+    stale_namespaces,
+    unavailable_reason,
+)
 from tests.e2e.site import all_metrics, choose, clusters_of, losses, make_job, running, state_is, submit, wait_until
 from tests.forks import ForkedProgram
 from tests.free_ports import free_ports
 
 pytestmark = pytest.mark.slow
 STEPS = 12
+WHY = unavailable_reason(effective_capabilities())
 
 
 def crossing_pool(folder: Path) -> dict[str, Any]:
@@ -90,3 +101,26 @@ def test_the_demo_shows_equal_losses(mode: str, tmp_path: Path, whole: bool) -> 
     assert result["losses_compared"] == 12
     assert result["wan"] == ("gateway" if mode == "gateway" and os.geteuid() == 0 else "proxy")
     assert any(one["by"] == "proxy" and one["sent_bytes"] > 0 for one in result["crossed"])
+
+
+@pytest.mark.root
+@pytest.mark.skipif(WHY is not None, reason=f"{WHY}; run as root")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_an_ended_demo_leaves_no_network(number: int, tmp_path: Path, whole: bool) -> None:
+    """SIGTERM and Ctrl-C remove namespaces and bridge; what a kill leaves, the next start removes."""
+    if not whole:
+        pytest.skip("three demos that are ended: with --whole")
+    command = [sys.executable, "-m", "isthmus", "demo", "--wan", "proxy", "--state", str(tmp_path / "demo")]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True) as demo:
+        bridge = Path(f"/sys/class/net/isthbr{demo.pid}")
+        wait_until("the demo's sites are joined", bridge.exists)
+        wait_until("the demo's server runs", (tmp_path / "demo" / "pool.yaml").exists)
+        demo.send_signal(number)
+        demo.wait(60)
+    if number == signal.SIGKILL:
+        pool = Pool.model_validate(crossing_pool(tmp_path))
+        wait_until("the relay has ended", lambda: not stale_namespaces())
+        with emulated_namespaces(pool) as namespaces, management_network(namespaces):
+            assert not bridge.exists()
+    assert not bridge.exists()
+    assert not [one for one in NAMESPACE_FOLDER.iterdir() if one.name.startswith(f"isthmus-{demo.pid}-")]

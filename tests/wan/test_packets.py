@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isthmus.wan.packet_relay import PacketLink, PacketRelay
-from isthmus.wan.tun_packet import HEADER_BYTES, measure_packet
+from isthmus.wan.tun_packet import HEADER_BYTES, KIND_UDP, measure_packet, surviving_segments
 from tests.wan.lab import link_of, pool_of
 
 A, B = "10.213.0.1", "10.213.0.2"
@@ -80,14 +80,65 @@ def test_segments_that_come_as_one_packet_cross_as_segments(wire: tuple[socket.s
 
 
 @pytest.mark.attack
-@given(st.binary(max_size=100))
-def test_no_packet_of_a_device_breaks_the_relay(data: bytes) -> None:
-    """Any bytes are either a packet with at least one segment, of its size at least, or none."""
-    found = measure_packet(data)
-    if found is not None:
-        assert found.num_segments >= 1
-        assert found.num_bytes >= len(data) - HEADER_BYTES
-        assert len(found.target) == 4
+@given(st.binary(max_size=100), st.sampled_from([0, 1, 5]), st.sets(st.integers(0, 60)))
+def test_no_packet_of_a_device_breaks_the_relay(rest: bytes, kind: int, lost: set[int]) -> None:
+    """Any bytes are either a packet with at least one segment, of its size at least, or none; losses take some."""
+    for data in (rest, bytes([0, kind, 0, 0, 1, 0, 0, 0, 0, 0, 0x45]) + rest):
+        found = measure_packet(data)
+        if found is not None:
+            assert found.num_segments >= 1
+            assert found.num_bytes >= len(data) - HEADER_BYTES
+            assert len(found.target) == 4
+            left = sum(piece.num_segments for _, piece in surviving_segments(data, found, lost))
+            assert left == found.num_segments - len({place for place in lost if place < found.num_segments})
+
+
+@given(
+    st.sampled_from(["tcp", "udp"]),
+    st.integers(100, 1448),
+    st.binary(min_size=1, max_size=30),
+    st.sets(st.integers(0, 12)),
+    st.integers(0, 2**32 - 1),
+)
+def test_segments_that_are_left_are_those_that_a_network_card_would_have_sent(
+    protocol: str, segment_bytes: int, seed: bytes, lost: set[int], number: int
+) -> None:
+    """Beside scapy: each run has the bytes, number, flags, lengths and sums of its segments; lost ones are missing."""
+    from scapy.layers.inet import IP, TCP, UDP, in4_pseudoheader
+    from scapy.utils import checksum
+
+    payload = (seed * 16_000)[: 11 * segment_bytes + 7]
+    transport = (
+        TCP(sport=1, dport=2, seq=number, flags="PAFC", options=[("NOP", None)] * 4)
+        if protocol == "tcp"
+        else UDP(sport=1, dport=2)
+    )
+    whole = bytes(IP(src=A, dst=B, id=65_530) / transport / payload)
+    head = struct.pack("=BBHHHH", 1, 1 if protocol == "tcp" else KIND_UDP, 0, segment_bytes, 20, 16)
+    packet = measure_packet(head + whole)
+    assert packet is not None
+    found = {}
+    for data, piece in surviving_segments(head + whole, packet, lost):
+        again = IP(data[HEADER_BYTES:])
+        inner = again.payload
+        content = bytes(inner.payload)
+        assert measure_packet(data) == piece
+        assert checksum(data[HEADER_BYTES : HEADER_BYTES + 20]) == 0
+        if piece != packet:
+            assert inner.chksum == ~checksum(in4_pseudoheader(again.proto, again, again.len - 20)) & 0xFFFF
+        assert again.len == len(data) - HEADER_BYTES
+        if protocol == "tcp":
+            offset = (inner.seq - number) % 2**32
+            assert ("F" in inner.flags, "P" in inner.flags) == (offset + len(content) == len(payload),) * 2
+            assert ("C" in inner.flags) == (offset == 0)
+        else:
+            offset = ((again.id - 65_530) % 2**16) * segment_bytes
+            assert inner.len == 8 + len(content)
+        assert (again.id - 65_530) % 2**16 == offset // segment_bytes
+        for place in range(offset, offset + len(content), segment_bytes):
+            found[place // segment_bytes] = content[place - offset : place - offset + segment_bytes]
+    segments = {place: payload[place * segment_bytes :][:segment_bytes] for place in range(packet.num_segments)}
+    assert found == {place: segment for place, segment in segments.items() if place not in lost}
 
 
 def test_a_full_queue_drops_the_tail(wire: tuple[socket.socket, socket.socket]) -> None:

@@ -1,11 +1,14 @@
 """Wide-area links: dialling through them, proxies across them, and emulating them, with or without root."""
 
 from isthmus.wan.background_emulator import BackgroundLinks, links_in_background
-from isthmus.wan.centre.centre_client import CentreAddress, CentreClient
+from isthmus.wan.centre.centre_client import CentreClient
 from isthmus.wan.centre.centre_config import CentreConfig, read_centre_token
 from isthmus.wan.centre.centre_requests import PathState
+from isthmus.wan.centre.line_client import CentreAddress
 from isthmus.wan.centre.logged_centre import LoggedCentre
+from isthmus.wan.centre.logged_domain import LoggedDomain
 from isthmus.wan.centre.run_centre import run_centre
+from isthmus.wan.centre.run_domain import run_domain
 from isthmus.wan.control.wan_topology import Admission, AdmissionFile, Booking, FlowMatch, PathRequest, TransferBooking
 from isthmus.wan.controller.admit_all import admit_all
 from isthmus.wan.controller.edge_settings import EdgeSettings, edge_settings
@@ -52,6 +55,7 @@ __all__ = [
     "GatewaySettings",
     "LegTransport",
     "LoggedCentre",
+    "LoggedDomain",
     "Namespaces",
     "PathRequest",
     "PathState",
@@ -86,6 +90,7 @@ __all__ = [
     "read_route",
     "read_tenants",
     "run_centre",
+    "run_domain",
     "run_gateway",
     "run_links",
     "run_proxy",

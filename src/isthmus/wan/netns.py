@@ -34,9 +34,10 @@ NAMESPACE_FOLDER = Path("/run/netns")
 _TUNSETIFF = 0x400454CA  # TUNSETIFF
 _TUNSETOFFLOAD = 0x400454D0  # TUNSETOFFLOAD
 _TUN_FLAGS = 0x0001 | 0x1000 | 0x4000  # IFF_TUN | IFF_NO_PI | IFF_VNET_HDR
-_TUN_OFFLOADS = 0x01 | 0x02  # TUN_F_CSUM | TUN_F_TSO4
+_TUN_TCP = 0x01 | 0x02  # TUN_F_CSUM | TUN_F_TSO4
+_TUN_UDP = 0x20 | 0x40  # TUN_F_USO4 | TUN_F_USO6, which Linux has since 6.2 and takes together
 _BURST_S = 0.15e-3
-"""Time on the wire of the TCP segments that a device may pass as one packet, where no packet is lost at random."""
+"""Time on the wire of the segments that a device may pass as one packet."""
 _MAX_BURST_BYTES = 2**16
 _REQUIRED_CAPABILITIES = 1 << 12 | 1 << 21  # CAP_NET_ADMIN, CAP_SYS_ADMIN
 _NAMESPACE_NAME = re.compile(r"isthmus-(\d+)-\d+-\d+")
@@ -174,12 +175,12 @@ def delete_namespaces(names: Sequence[str]) -> None:
 
 
 def _burst_bytes(pool: Pool, cluster: str) -> int:
-    """Return how many bytes of TCP the device of `cluster` may pass as one packet; 0 for single segments.
+    """Return how many bytes the device of `cluster` may pass as one packet; 0 for single segments.
 
-    A link that loses packets at random takes each alone, and so does a slow one.
+    A link that repeats packets or sends them late takes each alone, and so does a slow one.
     """
     links = [link for ends, link in links_both_ways(pool).items() if cluster in ends]
-    if not links or any(link.loss or link.reordering or link.duplication for link in links):
+    if not links or any(link.reordering or link.duplication for link in links):
         return 0
     num_bytes = min(int(_BURST_S * min(link.bandwidth_bytes_per_s for link in links)), _MAX_BURST_BYTES)
     return num_bytes if num_bytes >= 2 * max(link.mtu_bytes for link in links) else 0
@@ -201,7 +202,10 @@ def _add_site(namespace: str, address: str, mtu_bytes: int, burst_bytes: int) ->
         _run_ip("link", "set", device, "netns", namespace, "name", "wan")
         _run_ip("-n", namespace, "link", "set", "lo", "up")
         if burst_bytes:
-            fcntl.ioctl(descriptor, _TUNSETOFFLOAD, _TUN_OFFLOADS)
+            try:
+                fcntl.ioctl(descriptor, _TUNSETOFFLOAD, _TUN_TCP | _TUN_UDP)
+            except OSError:
+                fcntl.ioctl(descriptor, _TUNSETOFFLOAD, _TUN_TCP)
             _run_ip("-n", namespace, "link", "set", "wan", "gso_max_size", str(burst_bytes))
         _run_ip("-n", namespace, "link", "set", "wan", "mtu", str(mtu_bytes), "txqueuelen", "10000", "up")
         _run_ip("-n", namespace, "address", "add", f"{address}/32", "dev", "wan")

@@ -25,7 +25,7 @@ from isthmus.wan.netns import delete_namespaces
 from isthmus.wan.packet_faults import PacketFaults
 from isthmus.wan.precise_timing import request_prompt_wakeup
 from isthmus.wan.shaper import Shaper, links_both_ways
-from isthmus.wan.tun_packet import WirePacket, measure_packet
+from isthmus.wan.tun_packet import WirePacket, measure_packet, surviving_segments
 
 _MAX_READ_PACKETS = 64
 """Packets to read from one device before delivering due packets."""
@@ -37,8 +37,8 @@ _MAX_READ_BYTES = 2**16 + 64
 class PacketLink:
     """One direction of a link: delays packets, tail-drops at `queue_s` of backlog, loses, repeats and reorders some.
 
-    Sizes are those of IP packets. Several TCP segments that come as one packet are dropped or lost together. What the
-    IP packets carry, TCP, UDP or other, makes no difference.
+    Sizes are those of IP packets. Of several segments that come as one packet each is lost by itself; the full queue
+    drops them together. What the IP packets carry, TCP, UDP or other, makes no difference.
     """
 
     link: Link
@@ -75,8 +75,11 @@ class PacketLink:
             self.num_dropped += packet.num_segments
             return
         arrival_s = self.path.admit(now_s, packet.num_bytes)
-        if self.faults.loses():
-            self.num_lost += packet.num_segments
+        lost = {place for place in range(packet.num_segments) if self.faults.loses()} if self.link.loss else ()
+        if lost:
+            self.num_lost += len(lost)
+            pieces = surviving_segments(data, packet, lost)
+            self.in_flight.extend((arrival_s, *piece) for piece in pieces)
             return
         late_s = self.faults.delay_s()
         if late_s:

@@ -9,9 +9,9 @@ import pytest
 
 from isthmus.core.errors import FileError, InputError
 from isthmus.wan.centre.centre_config import CentreConfig, read_centre_token
-from isthmus.wan.centre.centre_log import LOG_FILE
 from isthmus.wan.centre.centre_requests import AskMessage, LookMessage, NameMessage
 from isthmus.wan.centre.logged_centre import LoggedCentre
+from isthmus.wan.centre.network_log import LOG_FILE
 from isthmus.wan.control.wan_topology import PathRequest, WanTopology
 
 NETWORK = WanTopology.model_validate(

@@ -17,6 +17,7 @@ from isthmus.cli.demo.efficiency import MeasuredSteps, efficiency_text, measure_
 from isthmus.cli.demo.wan_result import wan_record, wan_text
 from isthmus.cli.demo.wide_area import DIRECT_FILE, WanMode, WideArea, wide_area
 from isthmus.cli.environment.cli_environment import CliEnvironment
+from isthmus.cli.environment.interrupt import terminable
 from isthmus.cli.job_report.write_report import write_report
 from isthmus.cli.job_statistics import JobStatistics
 from isthmus.cli.terminal.tables import plans_table, pool_table
@@ -85,7 +86,7 @@ def demo(
     the agents start by `pool.yaml` alone. As root each site is a network namespace. The same job is then trained
     without them: every loss has the same bits.
     """
-    with demo_folder(state) as folder:
+    with terminable(), demo_folder(state) as folder:
         if wan is None:
             _run(env, folder, steps)
         else:

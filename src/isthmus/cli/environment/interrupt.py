@@ -1,4 +1,4 @@
-"""`interruptible`: the first Ctrl-C requests an early end, so that partial results can be printed."""
+"""`interruptible`, `terminable`: how commands end on Ctrl-C and on SIGTERM."""
 
 from __future__ import annotations
 
@@ -26,3 +26,22 @@ def interruptible() -> Iterator[list[int]]:
         yield received
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def terminable() -> Iterator[None]:
+    """Raise `KeyboardInterrupt` at the first SIGTERM, so that a command removes what it has started; ignore others."""
+
+    def on_signal(number: int, frame: object) -> None:  # noqa: ARG001
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    try:
+        before = signal.signal(signal.SIGTERM, on_signal)
+    except ValueError:  # not the main thread: signals do not arrive here
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

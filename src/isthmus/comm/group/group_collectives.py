@@ -31,7 +31,7 @@ from isthmus.core.errors import PlanError
 from isthmus.strategies import RankProgram, Region, group_steps, plan_steps, rank_program, regions
 
 MAX_PIECE_BYTES = 2**20
-MIN_PIECE_BYTES = 2**16
+MIN_PIECE_BYTES = 2**17
 """Pieces of a collective: large enough to fill a message, small enough that ranks work on several at a time."""
 
 DIRECT_BYTES = 2**16

@@ -64,6 +64,24 @@ class AccountTree:
         """Return a project with all projects below it."""
         return frozenset(name for name, chain in self._chains.items() if project in chain)
 
+    def shares(self) -> dict[str, float]:
+        """Return the weight of each project's own jobs among all, by account (Slurm's normalised shares).
+
+        A project at the top has its weight. It is divided among the projects right below it by theirs, and its own
+        jobs, which count as one more of weight 1; so the shares below a project sum to its weight.
+        """
+        below: dict[str, float] = {}
+        for project in self.projects.values():
+            if project.parent in self.projects:
+                below[project.parent or ""] = below.get(project.parent or "", 0.0) + project.weight
+        found: dict[str, float] = {}
+        for name, chain in self._chains.items():
+            share = self.projects[chain[-1]].weight
+            for parent, child in zip(chain[:0:-1], chain[-2::-1], strict=True):
+                share *= self.projects[child].weight / (1 + below[parent])
+            found[PROJECT_PREFIX + name] = share / (1 + below[name]) if name in below else share
+        return found
+
     def _chain_of(self, name: str) -> tuple[str, ...]:
         found, at = list[str](), self.projects.get(name)
         while at is not None:

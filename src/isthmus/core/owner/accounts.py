@@ -62,7 +62,8 @@ class Project(FrozenModel):
 
     `members` are users, and groups as `group:NAME`; members of a project may also submit jobs to the projects below it.
     What the jobs of a project do not hold of its `guaranteed_chips` is lent to other jobs, and reclaimed when its own
-    jobs wait. With fair share on, projects share the chips of a priority by `weight`. `priority` ranks projects: all
+    jobs wait. With fair share on, projects share the chips of a priority by `weight`; those below one
+    divide its share, its own jobs counting as one more of weight 1. `priority` ranks projects: all
     jobs of a `high` one come before those of the others, all jobs of a `low` one after them.
     """
 

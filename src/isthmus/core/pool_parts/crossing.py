@@ -121,7 +121,7 @@ class Crossing(FrozenModel):
 
     key: Annotated[str, Field(min_length=1, max_length=4096)]
     transport: CrossingTransport = "auto"
-    streams: Annotated[int, Field(ge=1, le=MAX_STREAMS)] = 4
+    streams: Annotated[int, Field(ge=1, le=MAX_STREAMS)] = 2
     required_gbps: Annotated[float, Field(ge=1e-6, le=1e6)] | None = None
 
 

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, TypeAdapter
 
 from isthmus.core.base_model import FrozenModel, Name, NonNegativeFloat
+from isthmus.wan.centre.domain_requests import DomainMessage, PortRequest
 from isthmus.wan.control.wan_topology import PathRequest, TransferRequest
 from isthmus.wan.controller.controller_messages import AskPath, CentreEvent, ConfirmPath, ReleasePath, RenewHold
 
@@ -59,13 +60,12 @@ class LoggedEvent(FrozenModel):
     """An event with its time, as the log keeps it."""
 
     now_s: NonNegativeFloat
-    message: Annotated[AskMessage | NameMessage | TickMessage, Field(discriminator="kind")]
+    message: Annotated[AskMessage | NameMessage | DomainMessage | TickMessage, Field(discriminator="kind")]
 
 
-class ClientRequest(FrozenModel):
-    """A line of a client; `token` is the secret of the centre's clients, where it has one."""
+class ClientRequest(PortRequest):
+    """A line of a client."""
 
-    token: Annotated[str, Field(max_length=256)] = ""
     message: Annotated[AskMessage | NameMessage | LookMessage, Field(discriminator="kind")]
 
 

@@ -2,30 +2,37 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
 
 from isthmus.core.errors import UnavailableError
-from isthmus.wan.centre.centre_log import CentreLog
 from isthmus.wan.centre.centre_requests import AskMessage, LoggedEvent, LookMessage, NameMessage, PathState, TickMessage
+from isthmus.wan.centre.domain_requests import DomainMessage
+from isthmus.wan.centre.network_log import NetworkLog
 from isthmus.wan.centre.served_centre import ServedCentre
 from isthmus.wan.control.wan_topology import PathRequest, WanTopology
-from isthmus.wan.controller.controller_messages import PathChanged, TimePassed
+from isthmus.wan.controller.controller_messages import PathChanged, TimePassed, ToDomain
+
+MAX_OUTCOMES = 1_000
+"""Paths whose end is remembered for a client that waits."""
 
 
 class LoggedCentre:
-    """The centre of `topology` with its log in `folder`; times never go back."""
+    """The centre of `topology` with its log in `folder`; times never go back. `remote`: domains of other operators."""
 
-    def __init__(self, topology: WanTopology, folder: Path) -> None:
+    def __init__(self, topology: WanTopology, folder: Path, remote: frozenset[str] = frozenset()) -> None:
         """Raise `FileError` for a damaged log, `UnavailableError` if it cannot be written."""
-        self._log = CentreLog(folder)
+        self.remote = remote
+        self._outcomes: OrderedDict[str, PathState] = OrderedDict()
+        self._log = NetworkLog(folder, LoggedEvent)
         events = list(self._log.read())
-        self.served = _replay(topology, events)
+        self.served = _replay(topology, remote, events)
         self._now_s = max((event.now_s for event in events), default=0.0)
         kept = _without_ended(events, self.served)
-        if len(kept) < len(events) and _plans(_replay(topology, kept)) == _plans(self.served):
+        if len(kept) < len(events) and _plans(_replay(topology, remote, kept)) == _plans(self.served):
             self._log.replace(kept)
-            self.served = _replay(topology, kept)
+            self.served = _replay(topology, remote, kept)
 
     @property
     def num_paths(self) -> int:
@@ -45,11 +52,26 @@ class LoggedCentre:
         known = self.served.record(message.name)
         if isinstance(message, NameMessage) or known is None:
             self._log.append(LoggedEvent(now_s=now_s, message=message))
-        told = self.served.handle(message.event(), now_s)
-        last = next((one for one in reversed(told) if one.name == message.name), None)
-        if last is not None and last.plan is None:
-            return _ended(last)
-        return self._state(message.name)
+        self._outcomes.pop(message.name, None)
+        self._note(self.served.handle(message.event(), now_s))
+        return self.outcome(message.name)
+
+    def outcome(self, name: str) -> PathState:
+        """Return what became of the path since its client last asked for something."""
+        return self._outcomes.get(name) or self._state(name)
+
+    def domain_answered(self, message: DomainMessage, now_s: float) -> None:
+        """Take the answer of another operator's domain; it is on disk before it counts, if anything follows from it."""
+        now_s, event = self._later(now_s), message.event()
+        if message.domain not in self.remote:
+            return
+        if self.served.centre.heeds(event, now_s):
+            self._log.append(LoggedEvent(now_s=now_s, message=message))
+        self._note(self.served.handle(event, now_s))
+
+    def take_orders(self) -> list[ToDomain]:
+        """Return the orders to domains of other operators since the last call."""
+        return self.served.take_orders()
 
     def advance(self, now_s: float) -> None:
         """Let time pass; log it if anything was due."""
@@ -57,11 +79,20 @@ class LoggedCentre:
         due_s = self.served.next_timer_s()
         if due_s is not None and due_s <= now_s:
             self._log.append(LoggedEvent(now_s=now_s, message=TickMessage()))
-            self.served.handle(TimePassed(), now_s)
+            self._note(self.served.handle(TimePassed(), now_s))
 
     def close(self) -> None:
         """Close the log."""
         self._log.close()
+
+    def _note(self, told: Sequence[PathChanged]) -> None:
+        """Keep how paths ended, for clients that wait for the domains of other operators."""
+        for one in told:
+            self._outcomes.pop(one.name, None)
+            if one.plan is None:
+                self._outcomes[one.name] = _ended(one)
+        while len(self._outcomes) > MAX_OUTCOMES:
+            self._outcomes.popitem(last=False)
 
     def _later(self, now_s: float) -> float:
         self._now_s = max(self._now_s, now_s)
@@ -84,11 +115,12 @@ def _ended(told: PathChanged) -> PathState:
     return PathState.model_validate({"name": told.name, "state": state, "reason": told.reason})
 
 
-def _replay(topology: WanTopology, events: Sequence[LoggedEvent]) -> ServedCentre:
-    served = ServedCentre(topology)
+def _replay(topology: WanTopology, remote: frozenset[str], events: Sequence[LoggedEvent]) -> ServedCentre:
+    served = ServedCentre(topology, remote=remote)
     for event in events:
         message = event.message
         served.handle(TimePassed() if isinstance(message, TickMessage) else message.event(), event.now_s)
+    served.take_orders()  # those without an answer are ordered again
     return served
 
 
@@ -101,11 +133,17 @@ def _without_ended(events: Sequence[LoggedEvent], served: ServedCentre) -> list[
 
     def is_needed(number: int, event: LoggedEvent) -> bool:
         message = event.message
-        return isinstance(message, TickMessage) or number >= live.get(message.name, never)
+        if isinstance(message, TickMessage) or not message.name:
+            return True
+        return number >= live.get(message.name, never)
 
     return [event for number, event in enumerate(events) if number >= first and is_needed(number, event)]
 
 
 def _plans(served: ServedCentre) -> dict[str, object]:
     """Return the state and path of each record: what may not change when ended ones are dropped."""
-    return {name: (one.state, one.plan, one.request) for name, one in served.centre.records.items()}
+    found: dict[str, object] = {
+        name: (one.state, one.plan, one.request, one.version if served.remote else 0)
+        for name, one in served.centre.records.items()
+    }
+    return found | {"": frozenset(served.centre.view.down)}

@@ -1,129 +1,97 @@
-"""`run_centre`: serve a decision centre until SIGTERM or SIGINT.
-
-A connection sends lines of JSON and gets one for each. It costs at most `MAX_LINE_BYTES` of memory and one of
-`MAX_CONNECTIONS` places, for `IDLE_S` without a line; when all are taken the one that has waited longest ends.
-"""
+"""`run_centre`: serve a decision centre until SIGTERM or SIGINT."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import hmac
-import json
-import logging
-import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from pydantic import ValidationError
-
-from isthmus.core.errors import IsthmusError, UnavailableError
+from isthmus.core.errors import UnavailableError
 from isthmus.wan.centre.centre_config import CentreConfig
-from isthmus.wan.centre.centre_requests import CLIENT_REQUEST, MAX_LINE_BYTES
+from isthmus.wan.centre.centre_requests import CLIENT_REQUEST, MAX_LINE_BYTES, ClientRequest
+from isthmus.wan.centre.domain_courier import DomainCourier
+from isthmus.wan.centre.domain_requests import DomainMessage
+from isthmus.wan.centre.line_client import CentreAddress
+from isthmus.wan.centre.line_server import LineServer, serve_lines
 from isthmus.wan.centre.logged_centre import LoggedCentre
-from isthmus.wan.dial import format_address
 
-MAX_CONNECTIONS = 64
-IDLE_S = 60.0
-HANDSHAKE_S = 5.0
-_TICK_S = 1.0
-_log = logging.getLogger("isthmus.wan.centre")
+SETTLE_S = 6.0
+"""How long a client waits for the domains of other operators, before it learns that they have not answered yet."""
 
 
-class CentreServer:
-    """Serves `centre` on the running event loop; `clock` returns seconds since the epoch."""
+class CentreServer(LineServer[ClientRequest]):
+    """Serves `centre`; `domains` says where controllers of other operators listen."""
 
-    def __init__(self, config: CentreConfig, centre: LoggedCentre, clock: Callable[[], float] = time.time) -> None:
-        self._config, self._centre, self._clock = config, centre, clock
-        self._server: asyncio.Server | None = None
-        self._waiting: dict[asyncio.Task[Any], None] = {}
-        self.num_refused = 0
-        """Lines without the token, or of no request."""
+    def __init__(
+        self,
+        config: CentreConfig,
+        centre: LoggedCentre,
+        clock: Callable[[], float] = time.time,
+        domains: Mapping[str, CentreAddress] | None = None,
+    ) -> None:
+        super().__init__(config, CLIENT_REQUEST, MAX_LINE_BYTES, clock)
+        self._centre = centre
+        self._couriers = {name: DomainCourier(name, at, self._arrived) for name, at in (domains or {}).items()}
+        self._changed = asyncio.Event()
 
     async def start(self) -> str:
-        """Listen; return the address. Raise `UnavailableError` if it cannot be bound."""
-        host, port = self._config.listen
-        tls = self._config.tls()
-        options: dict[str, Any] = {} if tls is None else {"ssl": tls, "ssl_handshake_timeout": HANDSHAKE_S}
-        try:
-            self._server = await asyncio.start_server(self._serve, host, port, limit=MAX_LINE_BYTES, **options)
-        except OSError as error:
-            raise UnavailableError(
-                f"cannot listen at {format_address(host, port)}: {error.strerror}", hint="choose a free port"
-            ) from error
-        return format_address(*self._server.sockets[0].getsockname()[:2])
+        """Listen, and ask the domains what they hold; see `LineServer`."""
+        address = await super().start()
+        for courier in self._couriers.values():
+            courier.start()
+        return address
 
     async def close(self) -> None:
-        """Stop listening, and end all connections."""
-        if self._server is not None:
-            self._server.close()
-        for task in list(self._waiting):
-            task.cancel()
-        await asyncio.gather(*self._waiting, return_exceptions=True)
+        """Stop listening, end all connections, and send no further order."""
+        await super().close()
+        await asyncio.gather(*(courier.close() for courier in self._couriers.values()))
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        if task is None:
-            return
-        if len(self._waiting) >= MAX_CONNECTIONS:
-            next(iter(self._waiting)).cancel()
-        self._waiting[task] = None
-        try:
-            while True:
-                async with asyncio.timeout(IDLE_S):
-                    line = await reader.readuntil(b"\n")
-                answer, goes_on = self._answer(line)
-                writer.write(json.dumps(answer).encode() + b"\n")
-                async with asyncio.timeout(IDLE_S):
-                    await writer.drain()
-                if not goes_on:
-                    break
-                self._waiting.pop(task, None)
-                self._waiting[task] = None
-        except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            self.num_refused += 1
-        finally:
-            self._waiting.pop(task, None)
-            writer.close()
+    async def answer(self, request: ClientRequest) -> dict[str, Any]:
+        """Return what became of a path, once the domains of other operators have answered."""
+        found = self._centre.handle(request.message, self._clock())
+        self._send_orders()
+        deadline_s = asyncio.get_running_loop().time() + SETTLE_S
+        while found.state in ("preparing", "committing") and self._couriers:
+            try:
+                await asyncio.wait_for(self._changed.wait(), deadline_s - asyncio.get_running_loop().time())
+            except TimeoutError:
+                break
+            found = self._centre.outcome(request.message.name)
+        return found.model_dump(mode="json")
 
-    def _answer(self, line: bytes) -> tuple[dict[str, Any], bool]:
-        """Return the answer to a line, and whether the connection goes on."""
-        try:
-            asked = CLIENT_REQUEST.validate_json(line)
-        except (ValidationError, RecursionError) as error:
-            self.num_refused += 1
-            text = error.errors()[0]["msg"] if isinstance(error, ValidationError) else "nested too deeply"
-            return {"error": f"no request: {text}"[:500]}, False
-        if not hmac.compare_digest(asked.token.encode(), self._config.token.encode()):
-            self.num_refused += 1
-            return {"error": "the token is not that of the centre's clients"}, False
-        try:
-            found = self._centre.handle(asked.message, self._clock())
-        except IsthmusError as error:
-            _log.error("%s", error)
-            return {"error": error.message, "hint": error.hint}, True
-        return found.model_dump(mode="json"), True
+    def advance(self, now_s: float) -> None:
+        """Let time pass: repeat orders without an answer, end what is over."""
+        self._centre.advance(now_s)
+        self._send_orders()
+
+    def _arrived(self, message: DomainMessage) -> None:
+        self._centre.domain_answered(message, self._clock())
+        self._send_orders()
+
+    def _send_orders(self) -> None:
+        for one in self._centre.take_orders():
+            self._couriers[one.domain].send(one.order)
+        if self._couriers:
+            self._changed.set()
+            self._changed = asyncio.Event()
 
 
-def run_centre(config: CentreConfig, centre: LoggedCentre, on_start: Callable[[str], None]) -> None:
+def run_centre(
+    config: CentreConfig,
+    centre: LoggedCentre,
+    on_start: Callable[[str], None],
+    domains: Mapping[str, CentreAddress] | None = None,
+) -> None:
     """Serve until a signal; call it in the main thread. `on_start` gets the address."""
+
+    async def run() -> None:
+        server = CentreServer(config, centre, domains=domains)
+        await serve_lines(server, on_start, server.advance)
+
+    if missing := centre.remote - set(domains or {}):
+        raise UnavailableError(f"no address of the controller of domain {min(missing)}", hint="--domain NAME=HOST:PORT")
     try:
-        asyncio.run(_run(config, centre, on_start))
+        asyncio.run(run())
     finally:
         centre.close()
-
-
-async def _run(config: CentreConfig, centre: LoggedCentre, on_start: Callable[[str], None]) -> None:
-    stop, loop = asyncio.Event(), asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    server = CentreServer(config, centre)
-    on_start(await server.start())
-    try:
-        while not stop.is_set():
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(stop.wait(), _TICK_S)
-            centre.advance(time.time())
-    finally:
-        await server.close()

@@ -1,13 +1,15 @@
-"""`ServedCentre`: a decision centre and the controllers of all its domains in one process, as one state machine.
+"""`ServedCentre`: a decision centre and the controllers of its own domains in one process, as one state machine.
 
-Orders to domains and their answers are carried out at once, so that an answer to a client follows from the events and
-their times alone: the same events give the same state again. The pool simulator drives it on its own clock.
+Orders to these domains and their answers are carried out at once, so that an answer to a client follows from the events
+and their times alone: the same events give the same state again. Orders to domains of other operators wait in
+`take_orders`; their answers are events.
 """
 
 from __future__ import annotations
 
 from collections import deque
 
+from isthmus.core.errors import NotFoundError
 from isthmus.wan.control.wan_topology import WanTopology
 from isthmus.wan.controller.booking_record import BookingRecord
 from isthmus.wan.controller.controller_messages import CentreEvent, PathChanged, TimePassed, ToDomain
@@ -18,9 +20,19 @@ from isthmus.wan.controller.domain_controller import DomainController
 class ServedCentre:
     """Call `handle` with each event of a client, and with `TimePassed` at `next_timer_s`."""
 
-    def __init__(self, topology: WanTopology, times: CentreTimes | None = None) -> None:
+    def __init__(
+        self, topology: WanTopology, times: CentreTimes | None = None, remote: frozenset[str] = frozenset()
+    ) -> None:
+        """`remote` names the domains of other operators. Raise `NotFoundError` for one without pipes."""
         self.centre = DecisionCentre(topology, times)
-        domains = dict.fromkeys(pipe.domain for pipe in topology.pipes)
+        names = dict.fromkeys(pipe.domain for pipe in topology.pipes)
+        if unknown := remote - names.keys():
+            raise NotFoundError(
+                f"the network has no domain {min(unknown)!r}", hint=f"available: {', '.join(sorted(names))}"
+            )
+        domains = [name for name in names if name not in remote]
+        self.remote = remote
+        self._orders: list[ToDomain] = []
         self.domains = {name: DomainController(self.centre.network, name, 1) for name in domains}
 
     def handle(self, event: CentreEvent, now_s: float) -> list[PathChanged]:
@@ -29,12 +41,19 @@ class ServedCentre:
         waiting = deque(self.centre.handle(event, now_s))
         while waiting:
             instruction = waiting.popleft()
-            if isinstance(instruction, ToDomain):
+            if isinstance(instruction, ToDomain) and instruction.domain not in self.domains:
+                self._orders.append(instruction)
+            elif isinstance(instruction, ToDomain):
                 answer = self.domains[instruction.domain].handle(instruction.order, now_s)
                 waiting += self.centre.handle(answer, now_s)
             else:
                 told.append(instruction)
         return told
+
+    def take_orders(self) -> list[ToDomain]:
+        """Return the orders to domains of other operators since the last call."""
+        orders, self._orders = self._orders, []
+        return orders
 
     def advance(self, now_s: float) -> list[PathChanged]:
         """Let time pass, once if anything is due; return what clients learn."""

@@ -76,7 +76,7 @@ class DecisionCentre:
         for pipe in topology.pipes:
             self._pipes[pipe.domain].add(pipe.name)
         self._releases = PendingReleases()
-        self._num_versions = 0
+        self._last_version = 0
         self._latest: defaultdict[str, tuple[int, int]] = defaultdict(lambda: (-1, -1))
         self._timers: list[tuple[float, str]] = []
         self._out: list[CentreInstruction] = []
@@ -145,20 +145,34 @@ class DecisionCentre:
         if isinstance(answer, SpansReleased):
             self._releases.answered(event.domain, answer.key)
             return
-        record = self.records.get(answer.key.name)
-        if record is None or record.key != answer.key or event.domain not in record.by_domain:
+        record = self._record_of(event.domain, answer.key)
+        if record is None:
             if not isinstance(answer, SpansRefused):  # a late copy of an order was carried out
                 self._release(answer.key, [event.domain], now_s)
+        elif not _changes(record, event):
             return
-        if isinstance(answer, SpansRefused):
-            if record.state in ("preparing", "held", "committing"):
-                self._replan(record, answer.pipe, answer.reason, now_s)
-        elif event.domain in record.waits_for and (
-            isinstance(answer, SpansCommitted) if record.state == "committing" else record.state == "preparing"
-        ):
+        elif isinstance(answer, SpansRefused):
+            self._replan(record, answer.pipe, answer.reason, now_s)
+        else:
             record.waits_for.discard(event.domain)
             if not record.waits_for:
                 self._all_answered(record, now_s)
+
+    def heeds(self, event: FromDomain, now_s: float) -> bool:
+        """Return whether an answer changes more than which orders to release are sent again."""
+        answer = event.answer
+        if isinstance(answer, DomainReport):
+            down, lost = self._differences(event.domain, answer, now_s)
+            return bool(lost) or down != self._pipes[event.domain] & self.view.down
+        if isinstance(answer, SpansReleased):
+            return False
+        record = self._record_of(event.domain, answer.key)
+        return record is not None and _changes(record, event)
+
+    def _record_of(self, domain: str, key: BookingKey) -> BookingRecord | None:
+        """Return the booking whose present version is `key`, if a part of its path is in `domain`."""
+        record = self.records.get(key.name)
+        return record if record is not None and record.key == key and domain in record.by_domain else None
 
     def _all_answered(self, record: BookingRecord, now_s: float) -> None:
         if record.state == "preparing" and record.holds:
@@ -178,16 +192,22 @@ class DecisionCentre:
     def _on_report(self, domain: str, report: DomainReport, now_s: float) -> None:
         """Take over which pipes are down; release what is unknown here; plan again what the domain has lost."""
         own = self._pipes[domain]
-        down = own.intersection(report.down)
+        down, lost = self._differences(domain, report, now_s)
         failed = down - self.view.down
         has_more = bool(self.view.down.intersection(own) - down)
         self.view.down.difference_update(own)
         self.view.down.update(down)
-        held = {*report.prepared, *report.committed}
-        for key in held:
-            record = self.records.get(key.name)
-            if record is None or record.key != key or domain not in record.by_domain:
+        for key in {*report.prepared, *report.committed}:
+            if self._record_of(domain, key) is None:
                 self._release(key, [domain], now_s)
+        self._move(lost, f"domain {domain} has lost it", now_s)
+        self.fail_pipes(failed, now_s)
+        if has_more:
+            for record in [one for one in self.records.values() if one.state == "broken"]:
+                self._plan(record, now_s)
+
+    def _differences(self, domain: str, report: DomainReport, now_s: float) -> tuple[set[str], list[BookingRecord]]:
+        """Return which pipes of the domain are down, and the bookings that it should keep and does not."""
         committed = set(report.committed)
         lost = [
             record
@@ -197,11 +217,7 @@ class DecisionCentre:
             and record.key not in committed
             and record.plan_ends_s > now_s
         ]
-        self._move(lost, f"domain {domain} has lost it", now_s)
-        self.fail_pipes(failed, now_s)
-        if has_more:
-            for record in [one for one in self.records.values() if one.state == "broken"]:
-                self._plan(record, now_s)
+        return self._pipes[domain].intersection(report.down), lost
 
     def fail_pipes(self, failed: Iterable[str], now_s: float) -> None:
         """Move all bookings away from pipes that have failed."""
@@ -224,8 +240,9 @@ class DecisionCentre:
     def _plan(self, record: BookingRecord, now_s: float, reason: str = "") -> None:
         """Plan a path and prepare it at its domains; without one the booking ends, or waits if it was booked."""
         record.num_plans += 1
-        self._num_versions += 1
-        record.version = self._num_versions
+        # From the time, so that a centre that lost its log, or dropped events of others from it, repeats no version.
+        self._last_version = max(self._last_version + 1, int(now_s * 1e3))
+        record.version = self._last_version
         record.plan, record.by_domain, record.waits_for = None, {}, set()
         if record.num_plans > MAX_PLANS:
             found: PathPlan | PathRefusal = PathRefusal(name=record.request.name, reason=reason, nearest_gbps=0.0)
@@ -362,6 +379,16 @@ class DecisionCentre:
             else:
                 self._out += [ToDomain(domain, CommitSpans(record.key)) for domain in sorted(record.waits_for)]
             self._wake(record, now_s + self.times.resend_s)
+
+
+def _changes(record: BookingRecord, event: FromDomain) -> bool:
+    """Return whether an answer to an order about the present version of a booking is the one that it waits for."""
+    if isinstance(event.answer, SpansRefused):
+        return record.state in ("preparing", "held", "committing")
+    is_expected = (
+        isinstance(event.answer, SpansCommitted) if record.state == "committing" else record.state == "preparing"
+    )
+    return event.domain in record.waits_for and is_expected
 
 
 def _class_and_name(record: BookingRecord) -> tuple[bool, str]:

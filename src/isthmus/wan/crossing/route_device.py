@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from isthmus.core.errors import UnavailableError
 
@@ -12,6 +13,11 @@ def route_device(device: str, networks: Sequence[str], mtu_bytes: int) -> None:
 
     Raises `UnavailableError` without root or pyroute2.
     """
+    with ThreadPoolExecutor(1) as thread:  # pyroute2 runs an event loop of its own, the caller has one in this thread
+        thread.submit(_route, device, networks, mtu_bytes).result()
+
+
+def _route(device: str, networks: Sequence[str], mtu_bytes: int) -> None:
     try:
         from pyroute2 import IPRoute
         from pyroute2.netlink.exceptions import NetlinkError

@@ -192,7 +192,8 @@ class DatagramSession:
         """Send the acknowledgement that is due, then pieces at the rate, lost ones first; ask for the next frame."""
         if self._now_s >= self._ack_due_s:
             self._send_ack()
-        self._send_pieces()
+        if self._again or self._fresh:
+            self._send_pieces()
         room = self._fresh_bytes < _LOW_WATER_BYTES and self._unacknowledged_bytes < MAX_UNACKNOWLEDGED_BYTES
         oldest = next(iter(self._missing), self._next_frame)
         if not self._takes_frame and room and self._next_frame < oldest + MAX_OPEN_FRAMES // 2:

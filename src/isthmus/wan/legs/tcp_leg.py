@@ -21,8 +21,7 @@ CONGESTION_CONTROL = "bbr"
 _SO_MAX_PACING_RATE = 47
 """Socket option of Linux (asm-generic/socket.h), which Python does not name."""
 _MAX_PACING = 2**32 - 2
-_UNSENT_BYTES = 128 * 2**10
-_LOW_WATER_BYTES = 64 * 2**10
+_UNSENT_BYTES = 2**20
 _MAX_READS = 16
 _HEADER_RECORD_BYTES = HEADER_BYTES + TAG_BYTES
 
@@ -59,13 +58,15 @@ class TcpLeg:
         self._out_buffer = bytearray(_HEADER_RECORD_BYTES + MAX_PAYLOAD_BYTES + TAG_BYTES)
         self._in_buffer = bytearray(MAX_PAYLOAD_BYTES + TAG_BYTES)
         self._wanted, self._filled = _HEADER_RECORD_BYTES, 0
+        self._descriptor = sock.fileno()  # the loop looks numbers up faster than sockets
         self._frame: TunnelFrame | None = None
         self._low_water = 1
+        self._is_writing = self._has_sent = False
 
     def start(self, owner: LegOwner) -> None:
         """Begin to call `owner`; see `Leg`."""
         self._owner = owner
-        self._loop.add_reader(self._sock, self._read)
+        self._loop.add_reader(self._descriptor, self._read)
 
     def send(self, frame: TunnelFrame) -> None:
         """Send a frame; see `Leg`."""
@@ -75,26 +76,30 @@ class TcpLeg:
         if payload:
             end += len(payload) + TAG_BYTES
             self._sending.encrypt_into(payload, buffer[_HEADER_RECORD_BYTES:end])
-        self._out = buffer[:end]
+        self._out, self._has_sent = buffer[:end], True
         if self._owner is not None:
             self._write()
-            if self._owner is not None:
-                self._loop.add_writer(self._sock, self._writable)
+            if self._owner is not None and not self._is_writing:
+                self._is_writing = True
+                self._loop.add_writer(self._descriptor, self._writable)
 
     def close(self) -> None:
         """Close; see `Leg`."""
         self._owner = None
         if self._sock.fileno() >= 0:
-            self._loop.remove_reader(self._sock)
-            self._loop.remove_writer(self._sock)
+            self._loop.remove_reader(self._descriptor)
+            self._loop.remove_writer(self._descriptor)
             self._sock.close()
 
     def _writable(self) -> None:
         if self._out:
             self._write()
         elif self._owner is not None:
-            self._loop.remove_writer(self._sock)
+            self._has_sent = False
             self._owner.leg_ready()
+            if self._owner is not None and not self._has_sent:
+                self._is_writing = False
+                self._loop.remove_writer(self._descriptor)
 
     def _write(self) -> None:
         try:
@@ -118,7 +123,7 @@ class TcpLeg:
                 if self._filled == self._wanted:
                     self._take_record()
         except (BlockingIOError, InterruptedError):
-            self._set_low_water(max(1, min(self._wanted - self._filled, _LOW_WATER_BYTES)))
+            self._set_low_water(self._wanted - self._filled)
         except (ProtocolError, UnauthenticatedError, OSError) as error:
             self._break(str(error))
 
@@ -141,7 +146,7 @@ class TcpLeg:
             self._owner.leg_frame(frame)
 
     def _set_low_water(self, num_bytes: int) -> None:
-        """Wake this process once per `num_bytes` rather than with each packet."""
+        """Wake this process once per record rather than with each packet: nothing can be done with a part of one."""
         if num_bytes != self._low_water:
             self._low_water = num_bytes
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, num_bytes)

@@ -29,7 +29,7 @@ KEY_BYTES = 32
 class LinkLegs:
     """What the legs to a site are made of; both sites state the same."""
 
-    num_legs: int = 4
+    num_legs: int = 2
     transport: LegTransport = "tcp"
     gbps: float | None = None
     """What all TCP legs together send on average at most; None for no bound."""
@@ -71,7 +71,7 @@ class ProxyConfig:
     """Networks whose hosts may use the routes."""
     allow: Sequence[Network] = LOOPBACK
     """Networks that other sites may connect to through this proxy."""
-    num_legs: int = 4
+    num_legs: int = 2
     transport: LegTransport = "tcp"
     """What the legs that this proxy dials are made of."""
     redirect: Mapping[str, Sequence[Network]] = field(default_factory=dict)

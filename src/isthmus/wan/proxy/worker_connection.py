@@ -37,6 +37,8 @@ class WorkerConnection:
 
     def __init__(self, sock: socket.socket, stream: int, owner: WorkerOwner, loop: asyncio.AbstractEventLoop) -> None:
         self._sock, self._stream, self._owner, self._loop = sock, stream, owner, loop
+        self._descriptor = sock.fileno()  # the loop looks numbers up faster than sockets
+        self._is_writing = False
         self._waiting: deque[memoryview] = deque()
         self._ends = self._has_ended = self._is_at_end = False
         sock.setblocking(False)
@@ -46,9 +48,9 @@ class WorkerConnection:
         """Read, or leave bytes in the kernel."""
         if self._sock.fileno() >= 0:
             if is_on:
-                self._loop.add_reader(self._sock, self._read)
+                self._loop.add_reader(self._descriptor, self._read)
             else:
-                self._loop.remove_reader(self._sock)
+                self._loop.remove_reader(self._descriptor)
 
     def reply(self, data: bytes) -> None:
         """Send the proxy's own short answer, before any bytes of the far side."""
@@ -72,8 +74,8 @@ class WorkerConnection:
     def close(self, *, is_broken: bool) -> None:
         """Close without a call of the owner, with a reset if `is_broken`."""
         if self._sock.fileno() >= 0:
-            self._loop.remove_reader(self._sock)
-            self._loop.remove_writer(self._sock)
+            self._loop.remove_reader(self._descriptor)
+            self._loop.remove_writer(self._descriptor)
             if is_broken:
                 with suppress(OSError):
                     self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
@@ -86,7 +88,7 @@ class WorkerConnection:
                 data = self._sock.recv(MAX_PAYLOAD_BYTES)
                 if not data:
                     self._is_at_end = True
-                    self._loop.remove_reader(self._sock)
+                    self._loop.remove_reader(self._descriptor)
                 self._owner.worker_sent(self._stream, data)
                 if len(data) < MAX_PAYLOAD_BYTES or self._sock.fileno() < 0:
                     break
@@ -108,12 +110,16 @@ class WorkerConnection:
                 else:
                     self._waiting.popleft()
         except (BlockingIOError, InterruptedError):
-            self._loop.add_writer(self._sock, self._flush)
+            if not self._is_writing:
+                self._is_writing = True
+                self._loop.add_writer(self._descriptor, self._flush)
         except OSError as error:
             self._break(error)
             return
         if not self._waiting and self._sock.fileno() >= 0:
-            self._loop.remove_writer(self._sock)
+            if self._is_writing:
+                self._is_writing = False
+                self._loop.remove_writer(self._descriptor)
             if self._ends and not self._has_ended:
                 self._has_ended = True
                 with suppress(OSError):

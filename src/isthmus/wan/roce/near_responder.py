@@ -65,6 +65,10 @@ class NearResponder:
         """Whether requests are acknowledged here now."""
         return self.is_on and self.can_answer
 
+    def begin(self, reply: RoceView, first_psn: int) -> None:
+        """Answer from the first request on: the queue pair was set up, with the headers of `reply` and no message."""
+        self.template, self.first, self._offset = ReplyTemplate(reply), first_psn, 0
+
     def taken(self, view: RoceView, last_psn: int) -> bytes | None:
         """Note a request that the gateway has taken; return the acknowledgement that is due."""
         if self.first is None:

@@ -96,6 +96,10 @@ class RequestOrder:
         mtus = (self.mtu_bytes,) if self.mtu_bytes in MTUS_BYTES else reversed(MTUS_BYTES)
         return tuple(dict.fromkeys(max(1, -(-view.read_bytes // mtu)) for mtu in mtus if mtu))
 
+    def begin(self, first_psn: int, mtu_bytes: int) -> None:
+        """Expect the first request of a queue pair that was set up."""
+        self._expected, self.mtu_bytes = (first_psn,), mtu_bytes
+
     def rewind(self, psn: int) -> None:
         """Expect `psn` again."""
         self._expected = (psn,)

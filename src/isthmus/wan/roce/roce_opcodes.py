@@ -12,7 +12,7 @@ UDP_PORT = 4791
 
 
 class Opcode(enum.IntEnum):
-    """Opcodes of reliable connections, and the congestion notification packet."""
+    """Opcodes of reliable connections, the datagrams that set them up, and the congestion notification packet."""
 
     SEND_FIRST = 0x00
     SEND_MIDDLE = 0x01
@@ -37,13 +37,15 @@ class Opcode(enum.IntEnum):
     FETCH_ADD = 0x14
     SEND_LAST_INVALIDATE = 0x16
     SEND_ONLY_INVALIDATE = 0x17
+    DATAGRAM_SEND_ONLY = 0x64
+    """Of an unreliable datagram, as connection management messages are."""
     CNP = 0x81
 
 
 HAS_RETH = frozenset({0x06, 0x0A, 0x0B, 0x0C})
 HAS_AETH = frozenset({0x0D, 0x0F, 0x10, 0x11, 0x12})
-EXTRA_BYTES = {0x03: 4, 0x05: 4, 0x09: 4, 0x0B: 4, 0x12: 8, 0x13: 28, 0x14: 28, 0x16: 4, 0x17: 4}
-"""Bytes of further headers: immediate data, keys to invalidate, atomic operands and results."""
+EXTRA_BYTES = {0x64: 8, 0x03: 4, 0x05: 4, 0x09: 4, 0x0B: 4, 0x12: 8, 0x13: 28, 0x14: 28, 0x16: 4, 0x17: 4}
+"""Bytes of further headers: datagram header, immediate data, keys to invalidate, atomic operands and results."""
 
 SENDS_AND_WRITES = frozenset({*range(0x0C), 0x16, 0x17})
 """Requests whose data goes to the responder: what a gateway may acknowledge in its place."""

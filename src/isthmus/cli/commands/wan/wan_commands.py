@@ -12,9 +12,9 @@ from typing import Annotated
 import typer
 
 from isthmus.cli.command import command
-from isthmus.cli.commands.process_commands import PANEL, configure_logging, import_extra
+from isthmus.cli.commands.process_setup import PANEL, configure_logging, import_extra
+from isthmus.cli.commands.wan.centre_command import DOMAIN_EXAMPLES, serve_centre, serve_domain
 from isthmus.cli.commands.wan.centre_command import EXAMPLES as CENTRE_EXAMPLES
-from isthmus.cli.commands.wan.centre_command import serve_centre
 from isthmus.cli.commands.wan.crossings_command import EXAMPLES as CROSSING_EXAMPLES
 from isthmus.cli.commands.wan.crossings_command import show_crossings
 from isthmus.cli.commands.wan.gateway_command import commands as gateway_commands
@@ -50,6 +50,7 @@ wan_commands = typer.Typer(help="Admit, shape and share the wide-area network.",
 commands.add_typer(gateway_commands)
 commands.add_typer(wan_commands, name="wan", rich_help_panel="Planning")
 command(wan_commands, name="centre", panel=PANEL, examples=CENTRE_EXAMPLES)(serve_centre)
+command(wan_commands, name="domain", panel=PANEL, examples=DOMAIN_EXAMPLES)(serve_domain)
 command(wan_commands, name="crossings", panel="Planning", examples=CROSSING_EXAMPLES)(show_crossings)
 command(wan_commands, name="measure", panel="Planning", examples=EXAMPLES)(measure_link)
 command(wan_commands, name="tenants", panel="Planning", examples=TENANTS_EXAMPLES)(run_tenant_gateway)
@@ -217,7 +218,7 @@ def proxy(
         list[str] | None,
         typer.Option(metavar="NETWORK", help="Network whose hosts may use the routes (default: loopback)."),
     ] = None,
-    legs: Annotated[int, typer.Option(metavar="N", min=1, max=16, help="Legs to each proxy.")] = 4,
+    legs: Annotated[int, typer.Option(metavar="N", min=1, max=16, help="Legs to each proxy.")] = 2,
     transport: Annotated[
         LegTransport,
         typer.Option(

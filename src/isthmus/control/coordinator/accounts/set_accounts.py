@@ -56,7 +56,7 @@ def replace_accounts(state: PoolState, event: AccountsSet) -> None:
     for job in state.live_jobs.values():
         if job.charged_chips:
             book.hold(book.tree.accounts_of(job.user, job.project), job.charged_chips, 1, now_ms)
-    state.shares.project_weights = {f"project:{one.name}": one.weight for one in event.accounts.projects}
+    state.shares.project_weights = book.tree.shares()
     for keys in [tuple(one) for one in state.indexes.capped.values()]:
         for key in keys:
             uncap(state, job_at_key(state, key))

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 
 from isthmus.core.errors import ProtocolError
+from isthmus.wan.roce.gateway.connections import Connections
 from isthmus.wan.roce.gateway.gateway_datagram import (
     DATA_BYTES,
     FRAME_PLACE,
@@ -39,7 +41,7 @@ from isthmus.wan.roce.gateway.link_state import Heard, LinkState
 from isthmus.wan.roce.gateway.outgoing_side import OutgoingSide
 from isthmus.wan.roce.gateway.queue_pairs import QueuePairs
 from isthmus.wan.roce.roce_opcodes import RESPONSES, Opcode
-from isthmus.wan.roce.roce_view import FlowKey, view_frame
+from isthmus.wan.roce.roce_view import FlowKey, RoceView, view_frame
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,8 +82,12 @@ class Gateway:
         self.settings = settings
         self._link = LinkState(epoch, settings)
         self._pairs = QueuePairs()
-        self._outgoing = OutgoingSide(settings, self._link, self._pairs)
-        self._incoming = IncomingSide(settings, self._link, self._pairs, self._outgoing.answered)
+        self._connections = Connections(settings.max_queue_pairs)
+        self._outgoing = OutgoingSide(settings, self._link, self._pairs, self._connections)
+        self._incoming = IncomingSide(
+            settings, self._link, self._pairs, self._connections,
+            on_answer=self._outgoing.answered, on_message=partial(self._note_connection, is_from_here=False),
+        )  # fmt: skip
         self._num_refused = self._num_failed = 0
 
     @property
@@ -154,7 +160,9 @@ class Gateway:
             opcode = view.opcode
             if opcode in RESPONSES and incoming.answer(view, now_s, out):
                 continue
-            if opcode == Opcode.CNP and incoming.slow_down(view.key, now_s):
+            if opcode == Opcode.DATAGRAM_SEND_ONLY:
+                self._note_connection(view, is_from_here=True)
+            elif opcode == Opcode.CNP and incoming.slow_down(view.key, now_s):
                 continue
             take(view, now_s, out)
 
@@ -196,6 +204,14 @@ class Gateway:
                     self._incoming.probe(entry, now_s)
                 case int():
                     self._incoming.forget(entry)
+
+    def _note_connection(self, view: RoceView, *, is_from_here: bool) -> None:
+        """Learn a queue pair from the message that sets it up; what a former one of its numbers left is over."""
+        found = self._connections.note(view)
+        if found is not None:
+            back, there = found if is_from_here else found[::-1]  # a REP from here: the REQ's sender is at the far site
+            self._outgoing.begin_anew(there.key)
+            self._incoming.begin_anew(back.key)
 
     def _fail_partners(self, now_s: float, out: list[GatewayInstruction]) -> None:
         """A queue pair fails as a whole: the NIC at either end learns it by its next request."""

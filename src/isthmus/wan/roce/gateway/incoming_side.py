@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 
 from isthmus.core.errors import ProtocolError
+from isthmus.wan.roce.gateway.connections import Connections
 from isthmus.wan.roce.gateway.gateway_datagram import (
     NO_QUEUE_PAIR,
     DataBody,
@@ -44,8 +45,19 @@ OnAnswer = Callable[[FlowKey, RoceView, list[GatewayInstruction]], bool]
 class IncomingSide:
     """All incoming flows; every method appends what is to be done to `out`."""
 
-    def __init__(self, settings: GatewaySettings, link: LinkState, pairs: QueuePairs, on_answer: OnAnswer) -> None:
-        self.settings, self._link, self._pairs, self._on_answer = settings, link, pairs, on_answer
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        link: LinkState,
+        pairs: QueuePairs,
+        connections: Connections,
+        *,
+        on_answer: OnAnswer,
+        on_message: Callable[[RoceView], None],
+    ) -> None:
+        """`on_message` gets datagrams that may set up a queue pair, on their way to the NIC."""
+        self.settings, self._link, self._pairs, self._connections = settings, link, pairs, connections
+        self._on_answer, self._on_message = on_answer, on_message
         self.held = HeldBytes(settings.max_total_bytes)
         self.num_refused = self.num_handed = self.num_repeated = self.num_handed_again = 0
         self.failed: list[IncomingFlow] = []
@@ -106,6 +118,8 @@ class IncomingSide:
             return
         if view.opcode not in REQUESTS:
             flow.queue(view, -1)
+            if view.opcode == Opcode.DATAGRAM_SEND_ONLY:
+                self._on_message(view)
         else:
             place = Place.NEXT if flow.order.is_next(view.psn) else flow.order.place(view.psn)
             if place in (Place.AHEAD, Place.ELSEWHERE) and flow.is_suspect and view.opcode not in STARTS:
@@ -144,11 +158,19 @@ class IncomingSide:
         flow = IncomingFlow(number, view, self.settings, self.held)
         self._flows[flow.key] = self._by_id[number] = flow
         self._pairs.enter(flow.key, flow.source_port)
+        if (new := self._connections.take(flow.key)) is not None:
+            self._pairs.join(new.back, flow.key)
+            flow.order.begin(new.first_psn, new.mtu_bytes)
         if (outgoing := self._pairs.outgoing_of(flow.key)) is not None:
             flow.queue_pair = outgoing[1]
         else:
             self._unpaired[flow.key[0], flow.source_port] = flow
         return flow
+
+    def begin_anew(self, key: FlowKey) -> None:
+        """End the flow of a queue pair that is set up again."""
+        if (flow := self._flows.get(key)) is not None:
+            self._close(flow)
 
     def _evict_idle(self, now_s: float) -> bool:
         for _, flow in zip(range(_LOOK_FOR_IDLE), list(self._flows.values()), strict=False):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 
+from isthmus.wan.roce.gateway.connections import Connections
 from isthmus.wan.roce.gateway.gateway_datagram import (
     DATA_BYTES,
     FRAME_PLACE,
@@ -52,8 +53,8 @@ _LOOK_FOR_IDLE = 64
 class OutgoingSide:
     """All outgoing flows; every method appends what is to be done to `out`."""
 
-    def __init__(self, settings: GatewaySettings, link: LinkState, pairs: QueuePairs) -> None:
-        self.settings, self._link, self._pairs = settings, link, pairs
+    def __init__(self, settings: GatewaySettings, link: LinkState, pairs: QueuePairs, connections: Connections) -> None:
+        self.settings, self._link, self._pairs, self._connections = settings, link, pairs, connections
         self.held = HeldBytes(settings.max_total_bytes)
         self.num_refused = self.num_sent = self.num_sent_again = 0
         self.num_taken = self.num_absorbed = self.num_notified = 0
@@ -184,8 +185,17 @@ class OutgoingSide:
         flow.used_s = now_s
         self._timers.set(flow, now_s + self.settings.idle_s)
         self._pairs.enter(flow.key, flow.source_port)
+        if (new := self._connections.take(flow.key)) is not None:
+            self._pairs.join(flow.key, new.back)
+            flow.order.begin(new.first_psn, new.mtu_bytes)
+            flow.responder.begin(view._replace(ends=new.back[0], queue_pair=new.sender), new.first_psn)
         flow.is_paired = self._pairs.incoming_of(flow.key) is not None
         return flow
+
+    def begin_anew(self, key: FlowKey) -> None:
+        """End the flow of a queue pair that is set up again."""
+        if (flow := self._flows.get(key)) is not None:
+            self._close(flow)
 
     def _evict_idle(self, now_s: float) -> bool:
         for _, flow in zip(range(_LOOK_FOR_IDLE), list(self._flows.values()), strict=False):

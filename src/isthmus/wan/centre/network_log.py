@@ -1,26 +1,31 @@
-"""`CentreLog`: the events of a decision centre on disk, each there before its answer is sent."""
+"""`NetworkLog`: the events of a decision centre or of a domain's controller on disk, each before its answer is sent."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Generic, TypeVar
 
 from pydantic import ValidationError
 
+from isthmus.core.base_model import FrozenModel
 from isthmus.core.errors import FileError, UnavailableError
-from isthmus.wan.centre.centre_requests import MAX_LINE_BYTES, LoggedEvent
+
+Event = TypeVar("Event", bound=FrozenModel)
 
 LOG_FILE = "events.jsonl"
 MAX_LOG_BYTES = 2**30
-"""Size from which a centre takes no new paths until it is started again, which drops what has ended."""
+"""Size from which nothing new is taken until the process is started again, which drops what has ended."""
+MAX_EVENT_BYTES = 2**21
 
 
-class CentreLog:
-    """The log in `folder`. A line that was cut by a crash is dropped: its answer was never sent."""
+class NetworkLog(Generic[Event]):
+    """The log of events of `model` in `folder`. A line that a crash has cut is dropped: its answer was never sent."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, model: type[Event]) -> None:
         """Raise `UnavailableError` if the folder cannot be written."""
+        self._model = model
         self.file = folder / LOG_FILE
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -34,21 +39,21 @@ class CentreLog:
         """Whether only what ends paths may still be added."""
         return self._num_bytes >= MAX_LOG_BYTES
 
-    def read(self) -> Iterator[LoggedEvent]:
+    def read(self) -> Iterator[Event]:
         """Yield all events; raise `FileError` with the line of one that is damaged."""
         with self.file.open("rb") as stream:
-            for number, line in enumerate(iter(lambda: stream.readline(2 * MAX_LINE_BYTES), b""), start=1):
+            for number, line in enumerate(iter(lambda: stream.readline(MAX_EVENT_BYTES), b""), start=1):
                 try:
-                    yield LoggedEvent.model_validate_json(line)
+                    yield self._model.model_validate_json(line)
                 except ValidationError as error:
                     raise FileError(
-                        "is no event of a decision centre",
+                        "is no event of this log",
                         file=str(self.file),
                         line=number,
-                        hint="restore the file from a copy: without it the centre would forget what it has promised",
+                        hint="restore the file from a copy: without it, what was promised would be forgotten",
                     ) from error
 
-    def append(self, event: LoggedEvent) -> None:
+    def append(self, event: Event) -> None:
         """Add an event; it is on disk on return. Raise `UnavailableError` if it cannot be written."""
         line = event.model_dump_json(by_alias=True).encode() + b"\n"
         try:
@@ -60,7 +65,7 @@ class CentreLog:
             raise self._unwritable(error) from error
         self._num_bytes += len(line)
 
-    def replace(self, events: Sequence[LoggedEvent]) -> None:
+    def replace(self, events: Sequence[Event]) -> None:
         """Put other events in the place of all, atomically."""
         temporary = self.file.with_suffix(".new")
         try:
@@ -84,7 +89,7 @@ class CentreLog:
     def _cut_end(self) -> int:
         """Remove an unfinished last line; return the size."""
         size = os.fstat(self._descriptor).st_size
-        tail = os.pread(self._descriptor, 2 * MAX_LINE_BYTES, max(0, size - 2 * MAX_LINE_BYTES))
+        tail = os.pread(self._descriptor, MAX_EVENT_BYTES, max(0, size - MAX_EVENT_BYTES))
         end = size - len(tail) + tail.rfind(b"\n") + 1
         if end != size:
             os.ftruncate(self._descriptor, end)
