@@ -281,7 +281,7 @@ def balance_rows(_: bool) -> Iterator[Row]:
     spent_ms = 1000 * (time.process_time() - start_s)
     moved = sum(one != other and one != "d" for one, other in zip(picked, again, strict=True))
     yield Row(
-        what=f"balance: gateway d fails, {moved} others move: CPU to pick anew for all", ours=spent_ms, unit="ms",
+        what=f"balance: gateway d fails, {moved} others move: CPU to pick again for all", ours=spent_ms, unit="ms",
         target="50", met=spent_ms <= 50 and not moved,
     )  # fmt: skip
 
