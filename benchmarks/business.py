@@ -52,7 +52,7 @@ PARTS = ("runs", "replay", "month", "slurm", "share")
 RUNS, QUICK_RUNS, BATCH = 10_000, 20, 10
 CHECK_EVERY = 16  # `pool_chaos` checks the other invariants after every event
 JOBS, QUICK_JOBS = 100_000, 2_000
-SHARE_SEEDS, QUICK_SHARE_SEEDS = range(40), range(4)
+SHARE_SEEDS, QUICK_SHARE_SEEDS = range(16), range(4)
 SHARE_JOBS, QUICK_SHARE_JOBS = 60, 5
 MAX_REPLAY_CPU_S, MAX_SHARE = 20.0, 0.03
 

@@ -8,9 +8,9 @@ parts that come and go; each request is timed alone, with what it takes to learn
 `exact`: on sites of up to 12 nodes the cost of each placement, level by level, is compared with the least of all
 placements (`tests/site/gangs.py`). `volume`: on larger sites as many parts as the site has cards, of sizes that
 leave gaps too, are placed while they fit: all at once, the largest first, and one by one in random order. The bound is
-their volume, which no placement can exceed. Where no choice of parts packs into the nodes without gaps, it cannot be
-met; the most that packs is computed exactly (`benchmarks/_packing_bound.py`), and the parts that this bound takes are
-placed too, the largest first: what they leave is the placement's gap, without the choice of parts, which is the queue's.
+their volume, which no placement can exceed, and often no choice of parts packs into the nodes without gaps. The most
+that packs is computed exactly (`benchmarks/_packing_bound.py`), and the parts of that packing are placed too, the
+largest first: what they leave is the gap of the placement alone, without the choice of parts, which is the queue's.
 
 `waits`: a week's trace with gangs of whole ToRs (`benchmarks/_site_week.py`), the same queue and the same jobs for all
 policies: first fit, best fit, ours without moves, and ours with moves.
