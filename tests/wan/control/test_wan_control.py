@@ -32,7 +32,7 @@ def test_rates_follow_the_report() -> None:
     link = MeasuredLink(bandwidth_gbps=1, round_trip_s=0.04, loss=0.01)
     gateways = ALL, GatewayAbility(name="r", roce_gbps=10)
     found = choose_transport(flow(), gateways, link)
-    a = 1 - 78 / 1500
+    a = 1024 / (1024 + 124)
     assert found.transport == "roce"
     assert found.gateway_gbps == pytest.approx(0.8 / a)
     assert found.edge_gbps == pytest.approx(0.8 / a / 0.99)
