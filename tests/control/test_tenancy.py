@@ -221,7 +221,8 @@ def test_a_token_reads_and_changes_only_what_is_its_own(
     before = server.job(job)
     pool_before = server.shell.pool()
     owner = "owner-east" if path.startswith("/v1/waits/") else "ann"
-    entry = {"kind": "data", "owner": owner, "name": "words", "version": "0" * 64, "party": "user", "account": "user:ann"}
+    entry = {"kind": "data", "owner": owner, "name": "words", "version": "0" * 64}
+    entry |= {"party": "user", "account": "user:ann"}
     where = (path + rule.query).format(job_id=job, cluster="east", plan_id="p1", token_id=ANNS_TOKEN, **entry)
     answer = server.call(method, where, rule.body, token=token or None)
     assert answer.status_code < 500
