@@ -35,12 +35,16 @@ FIRST_BYTES = 64
 
 @dataclass
 class VirtualLine:
-    """One direction of a link: a rate, a delay, a queue of a round trip's bytes that drops its tail, and loss."""
+    """One direction of a link: a rate, a delay, loss, and a queue that drops its tail.
+
+    The queue has a round trip's bytes, at least `least_queue_bytes`.
+    """
 
     gbps: float
     delay_s: float
     loss: float
     rng: Random
+    least_queue_bytes: float = 0.0
     free_s: float = 0.0
     num_bytes: int = 0
     num_dropped: int = 0
@@ -50,7 +54,7 @@ class VirtualLine:
         """Return when bytes that are sent now arrive; None if they are dropped or lost."""
         rate = self.gbps * 1e9 / 8
         queued = max(0.0, self.free_s - now_s) * rate
-        if queued > 2 * self.delay_s * rate:
+        if queued > max(2 * self.delay_s * rate, self.least_queue_bytes):
             self.num_dropped += 1
             return None
         self.most_queued_bytes = max(self.most_queued_bytes, queued)
@@ -75,13 +79,15 @@ class RoceLab:
 
     def __init__(
         self, *, gbps: float, round_trip_s: float, loss: float, settings: GatewaySettings | None,
-        num_pairs: int = 1, seed: int = 20, start_s: float = 0.0, **nic: object,
+        num_pairs: int = 1, seed: int = 20, start_s: float = 0.0, least_queue_bytes: float = 0.0, **nic: object,
     ) -> None:  # fmt: skip
         self.now_s, self.settings, self._start_s = 0.0, settings, start_s
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._count = itertools.count()
         rng = Random(seed)
-        self.lines = [VirtualLine(gbps, round_trip_s / 2, loss, Random(rng.random())) for _ in range(2)]
+        self.lines = [
+            VirtualLine(gbps, round_trip_s / 2, loss, Random(rng.random()), least_queue_bytes) for _ in range(2)
+        ]
         self.gateways = [] if settings is None else [Gateway(settings, number) for number in (1, 2)]
         self.senders = [self._pair(number, nic) for number in range(num_pairs)]
         self._due: dict[int, float] = {}

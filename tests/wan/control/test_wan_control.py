@@ -32,7 +32,7 @@ def test_rates_follow_the_report() -> None:
     link = MeasuredLink(bandwidth_gbps=1, round_trip_s=0.04, loss=0.01)
     gateways = ALL, GatewayAbility(name="r", roce_gbps=10)
     found = choose_transport(flow(), gateways, link)
-    a = 1 - 78 / 1500
+    a = 1024 / (1024 + 124)
     assert found.transport == "roce"
     assert found.gateway_gbps == pytest.approx(0.8 / a)
     assert found.edge_gbps == pytest.approx(0.8 / a / 0.99)
@@ -97,6 +97,29 @@ def test_queue_pairs_spread_by_weight_and_only_those_of_a_failed_gateway_move() 
     after = [pick_gateway(one, WEIGHTS | {"g1": 0.0}) for one in flows]
     assert all(old == new for old, new in zip(before, after, strict=True) if old != "g1")
     assert "g1" not in after
+
+
+@given(st.lists(st.floats(0.01, 100), min_size=2, max_size=6), st.integers(1, 200), st.integers(0, 2**16))
+def test_whoever_counts_queue_pairs_keeps_to_the_weights(shares: list[float], count: int, port: int) -> None:
+    """Each gateway is within their number of its share after every queue pair, and again when one of them failed."""
+    weights = {f"g{number}": share for number, share in enumerate(shares)}
+    carried: Counter[str] = Counter()
+
+    def place(number: int) -> None:
+        one = flow(source=f"10.1.0.{number % 9}", source_port=(port + 7 * number) % 65_536)
+        carried[pick_gateway(one, weights, carried)] += 1
+
+    def worst() -> float:
+        total = sum(weights.values())
+        return max(abs(carried[name] - weight / total * carried.total()) for name, weight in weights.items())
+
+    for number in range(count):
+        place(number)
+        assert worst() < len(weights)
+    lost, weights["g0"] = carried.pop("g0", 0), 0.0
+    for number in range(lost):
+        place(count + number)
+    assert worst() < len(weights)
 
 
 def test_weights_that_make_no_sense_are_refused() -> None:

@@ -12,8 +12,9 @@ import yaml
 from isthmus.core.errors import FileError, InputError
 from isthmus.core.files.user_files import load_pool
 from isthmus.core.pool import Pool
+from isthmus.wan.control.choose_transport import roce_payload_bytes
 from isthmus.wan.crossing.choose_crossing import choose_crossing
-from isthmus.wan.crossing.plan_site import payload_bytes, plan_site
+from isthmus.wan.crossing.plan_site import plan_site
 
 GROUP = [{"chip": "H20", "nodes": 1, "chips_per_node": 1}]
 
@@ -172,4 +173,4 @@ def test_the_edge_shapes_each_crossing_at_its_rate(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("mtu", "payload"), [(9000, 4096), (1500, 1024), (576, 256)])
 def test_packets_fit_the_mtu(mtu: int, payload: int) -> None:
     """A RoCE packet in the datagram between gateways is no longer than the link's MTU."""
-    assert payload_bytes(mtu) == payload
+    assert roce_payload_bytes(mtu) == payload

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks._roce_lab import RoceLab
 from isthmus.core.errors import InputError
 from isthmus.wan.roce import RocePacket, build
 from isthmus.wan.roce.gateway.gateway import Gateway
@@ -107,6 +108,16 @@ def test_every_message_arrives_once_in_order(pytestconfig: pytest.Config, *, ack
         traffic = RandomTraffic(seed, acknowledge_near=acknowledge_near)
         traffic.run()
         traffic.check_whole()
+
+
+def test_an_answer_that_overtakes_a_resend_ends_it() -> None:
+    """A NIC that goes on after its answer, in the middle of a resend, is not taken for one that lost the rest of it."""
+    settings = GatewaySettings(link_gbps=0.2, nic_gbps=10, acknowledge_near=True, round_trip_s=0.001)
+    lab = RoceLab(
+        gbps=0.2, round_trip_s=0.001, loss=0.0, settings=settings, port_gbps=10.0, window_bytes=2**20, resend_s=0.006
+    )
+    lab.run(0.1)
+    assert lab.senders[0].num_bytes > 2**20, "it stays at its first window"
 
 
 @pytest.mark.parametrize(

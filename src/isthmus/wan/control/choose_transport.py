@@ -18,13 +18,17 @@ from isthmus.core.errors import InputError
 Transport = Literal["pass-through", "roce", "quic", "tcp"]
 """Packets as they are; RoCE with near acknowledgements and selective resends; proxies over QUIC or TCP."""
 
-HEADER_BYTES: Mapping[Transport, int] = {"pass-through": 58, "roce": 78, "quic": 92, "tcp": 52}
-"""Bytes of headers of a packet, from IP on: RoCE 58; its tunnel adds 20; QUIC has 64 above IP and UDP."""
+HEADER_BYTES: Mapping[Transport, int] = {"pass-through": 44, "roce": 124, "quic": 92, "tcp": 52}
+"""Bytes of headers of a packet, from IP on: RoCE 44; a gateway's datagram adds 80; QUIC has 64 above IP and UDP."""
 
 ORDER: tuple[Transport, ...] = ("pass-through", "roce", "tcp", "quic")
 """All transports, those with the fewest parts first."""
 
 MIN_PACKET_BYTES = 576
+ROCE_HEADROOM_BYTES = 160
+"""Headers of a RoCE packet in a gateway's datagram, at most."""
+
+_ROCE_PAYLOADS = (4096, 2048, 1024, 512, 256)
 _NIC_WINDOW_BYTES = 2**20
 _NIC_RESEND_S = 4e-3
 
@@ -123,7 +127,19 @@ def choose_transport(
     )
 
 
+def roce_payload_bytes(mtu_bytes: int) -> int:
+    """Return the largest payload of a RoCE packet (its path MTU) that fits an MTU in a gateway's datagram."""
+    found = next((one for one in _ROCE_PAYLOADS if one + ROCE_HEADROOM_BYTES <= mtu_bytes), None)
+    if found is None:
+        raise InputError(f"no RoCE packet fits an MTU of {mtu_bytes} bytes", hint="mtu_bytes from 576")
+    return found
+
+
 def _header_share(transport: Transport, link: MeasuredLink) -> float:
+    """Return the share of payload in a full packet; RoCE's are of a path MTU, not of the link's."""
+    if transport in ("pass-through", "roce"):
+        payload_bytes = roce_payload_bytes(link.mtu_bytes)
+        return payload_bytes / (payload_bytes + HEADER_BYTES[transport])
     return 1 - HEADER_BYTES[transport] / link.mtu_bytes
 
 
@@ -141,6 +157,6 @@ def _goodput_gbps(
         return min(wire_gbps * (1 - link.loss), carried)
     window_gbps = flow.num_flows * _NIC_WINDOW_BYTES * 8e-9 / max(link.round_trip_s, 1e-6)
     rate_gbps = min(wire_gbps, window_gbps) / flow.num_flows
-    packets_per_s = rate_gbps * 1e9 / 8 / link.mtu_bytes
+    packets_per_s = rate_gbps * 1e9 / 8 / roce_payload_bytes(link.mtu_bytes)
     lost_share = link.loss * packets_per_s * (link.round_trip_s + _NIC_RESEND_S)
     return flow.num_flows * rate_gbps * (1 - link.loss) / (1 + lost_share)

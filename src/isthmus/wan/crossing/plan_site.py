@@ -10,6 +10,7 @@ from pathlib import Path
 from isthmus.core.errors import InputError
 from isthmus.core.pool import Link, Pool
 from isthmus.core.pool_parts.crossing import GatewayAccess, SiteAccess
+from isthmus.wan.control.choose_transport import roce_payload_bytes
 from isthmus.wan.control.wan_topology import Booking, FlowMatch, PathRequest
 from isthmus.wan.controller.edge_settings import EdgeSettings, edge_settings
 from isthmus.wan.crossing.choose_crossing import CrossingChoice, choose_crossing, paired_gateways
@@ -22,11 +23,6 @@ QUICK_SILENCE_S = 0.5
 
 PATIENT_SILENCE_S = 15.0
 """The same where there is one gateway only: a new leg would go the same way, and a busy gateway may need seconds."""
-
-PACKET_HEADROOM_BYTES = 160
-"""Headers of a RoCE packet in a datagram between gateways: RoCE, the tunnel, encryption, UDP, IP."""
-
-_PAYLOADS = (4096, 2048, 1024, 512, 256)
 
 PortOf = Callable[[str], int]
 """Returns the port on loopback that belongs to a name, the same one each time."""
@@ -82,7 +78,7 @@ def plan_site(pool: Pool, cluster: str, folder: Path, port_of: PortOf, via: Path
         via=None if via is None else str(via),
         nic=_nic_of(access) if queue_pairs else None,
         doors=doors if queue_pairs else (),
-        mtu_bytes=min((payload_bytes(link.mtu_bytes) for link in queue_pairs), default=1024),
+        mtu_bytes=min((roce_payload_bytes(link.mtu_bytes) for link in queue_pairs), default=1024),
         round_trip_s=max((2 * link.delay_s for link in queue_pairs), default=0.1) or 1e-3,
     )
     edge = _edge(cluster, access, far, choices) if access.edge is not None else None
@@ -93,14 +89,6 @@ def plan_site(pool: Pool, cluster: str, folder: Path, port_of: PortOf, via: Path
         edge_device=access.edge.device if access.edge is not None else None,
         edge=edge,
     )
-
-
-def payload_bytes(mtu_bytes: int) -> int:
-    """Return the largest payload of a RoCE packet that fits an MTU in a gateway's datagram."""
-    found = next((one for one in _PAYLOADS if one + PACKET_HEADROOM_BYTES <= mtu_bytes), None)
-    if found is None:
-        raise InputError(f"no RoCE packet fits an MTU of {mtu_bytes} bytes", hint="mtu_bytes from 576")
-    return found
 
 
 def _far_proxy(
@@ -169,7 +157,7 @@ def _gateways(
                 networks=gateway.networks,
                 sites=sites,
                 device=gateway.device,
-                device_mtu_bytes=min(payload_bytes(one.mtu_bytes) for one in used.values()) + 100,
+                device_mtu_bytes=min(roce_payload_bytes(one.mtu_bytes) for one in used.values()) + 100,
                 frames=f"127.0.0.1:{port_of(f'frames of {gateway.name}')}" if is_user else None,
                 nic=_nic_of(access) if is_user else None,
                 nic_place=f"127.0.0.1:{port_of(f'nic of {gateway.name}')}" if is_user else None,

@@ -16,6 +16,7 @@ import asyncio
 import ipaddress
 import secrets
 import socket
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -137,7 +138,7 @@ class RoceHost:
         number = self._free_number(peer)
         port = _FIRST_PORT + number % _NUM_PORTS
         flow = RoceFlow(source=self.address, target=peer, source_port=port, required_gbps=1.0)
-        return self._add(peer, number, self._doors[pick_gateway(flow, self.weights())])
+        return self._add(peer, number, self._doors[pick_gateway(flow, self.weights(), Counter(self.gateways_used()))])
 
     def close(self) -> None:
         """Close everything."""

@@ -98,7 +98,7 @@ class NearResponder:
             self.template = ReplyTemplate(view)
         is_ack = view.opcode == Opcode.ACKNOWLEDGE
         is_nak = is_ack and view.syndrome >= RNR_FIRST
-        psn, is_needed, is_ready = (view.psn - is_nak) % PSN_SPAN, True, False  # a NAK covers what is before it
+        psn, is_needed, is_ready = self.answered_psn(view), True, False
         if is_ack and not is_nak:
             self._learn_messages(view)
             is_needed = not self.covers(psn)
@@ -111,6 +111,15 @@ class NearResponder:
                 self._acked_messages = view.message if is_ack else self._acked_messages
         follows = self._acknowledge() if (is_ready or not is_needed) and self.is_active else None
         return is_needed, follows
+
+    @staticmethod
+    def answered_psn(view: RoceView) -> int:
+        """Return the last request that an answer covers; a NAK covers what is before it."""
+        return (view.psn - (view.opcode == Opcode.ACKNOWLEDGE and view.syndrome >= RNR_FIRST)) % PSN_SPAN
+
+    def skip(self) -> None:
+        """Count messages anew from the next acknowledgement: some that the NIC will not send again were rewound."""
+        self._offset = self._told_gap = None
 
     def again(self) -> bytes | None:
         """Return the last acknowledgement once more: the NIC has missed it."""

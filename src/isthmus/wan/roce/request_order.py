@@ -50,6 +50,8 @@ class RequestOrder:
         self.mtu_bytes: int | None = None
         """Path MTU, as soon as a packet shows it."""
         self._expected: tuple[int, ...] = ()
+        self._rewound_from: int | None = None
+        """What was expected before a rewind, until it is expected again."""
 
     @property
     def first_expected(self) -> int:
@@ -79,6 +81,8 @@ class RequestOrder:
         """Note that a request is taken; return its last number, the lowest one where it is not known."""
         if view.opcode in FIRSTS or view.opcode in MIDDLES:
             self.mtu_bytes = view.num_payload_bytes
+        if self._rewound_from is not None and psn_distance(self._rewound_from, view.psn) >= 0:
+            self._rewound_from = None
         if view.opcode != Opcode.READ_REQUEST:
             self._expected = ((view.psn + 1) % PSN_SPAN,)
             return view.psn
@@ -102,4 +106,17 @@ class RequestOrder:
 
     def rewind(self, psn: int) -> None:
         """Expect `psn` again."""
+        if self._rewound_from is None:
+            self._rewound_from = self.first_expected
         self._expected = (psn,)
+
+    def skip(self, psn: int) -> bool:
+        """Expect what follows `psn`, which was acknowledged, if that was taken before a rewind; return whether it was.
+
+        The NIC will not send it again.
+        """
+        before = self._rewound_from
+        if before is None or psn_distance(psn, before) <= 0 or psn_distance(self.first_expected, psn) < 0:
+            return False
+        self._expected = ((psn + 1) % PSN_SPAN,)
+        return True

@@ -260,6 +260,8 @@ class OutgoingSide:
         if is_error and flow.failed is None and flow.responder.covers(view.psn):
             self.fail(flow, FlowFailure.REFUSED, out)
             return False
+        if flow.order.skip(flow.responder.answered_psn(view)):
+            flow.responder.skip()
         is_needed, follows = flow.responder.genuine(view)
         if is_needed:
             out.append(SendToNic(view.frame))
