@@ -126,13 +126,13 @@ def measured(
 
 
 def micro(star: Star, hosts: Sequence[str], mbps: float) -> Rates:
-    """Measure a link and the inside of a host: a message of 4 bytes, and one of a quarter of a second of the link."""
+    """Measure a link and the inside of a host: a message of 4 bytes, and one of a quarter second each way at once."""
     large = max(int(mbps * 1e6 / 8 / 4 / 4), 1024)
     found = []
     for clusters, num in ((hosts[:2], large), (("x", "y"), 2**18)):
         sites = dict(zip(clusters, hosts if clusters != ("x", "y") else [hosts[0]] * 2, strict=False))
         bed = star.bed({one: sites[one] for one in clusters})
-        ranks = launch(bed, clusters, gpipe(2, 1), (), (1, 1), 1, partial(run_micro, ((1,), (num,))))
+        ranks = launch(bed, clusters, gpipe(2, 1), (), (1, 1), 1, partial(run_micro, num))
         small_s, large_s = (statistics.median(each) for each in ranks[0])
         found += [4 * num / max(large_s - small_s, 1e-9), small_s]
     return Rates(*found)

@@ -99,7 +99,7 @@ CANDIDATES: Mapping[str, tuple[Transport, ...]] = {
 
 
 def choice_rows(quick: bool) -> Iterator[Row]:
-    """The share of cells where what is chosen reaches 95 % of the best, and the time to choose anew for all."""
+    """The share of cells where what is chosen reaches 95 % of the best, and the time to choose again for all."""
     axes = ((0.001, 0.04), (0.0, 1e-2), (9000,), (1,)) if quick else (ROUND_TRIPS_S, LOSSES, MTUS_BYTES, NUM_FLOWS)
     cells = [Cell(*found) for found in itertools.product(*axes)]
     goodputs = [cell.played() for cell in cells]

@@ -10,6 +10,7 @@ import torch
 
 from benchmarks._wan_stage import StageJob, joined, ping, start_ns, together_s
 from isthmus.comm.group.passing.passing_sums import PassingOptions
+from isthmus.train.communication.communicator import Communicator, TensorMessage
 from isthmus.train.communication.exact_sleep import sleep_exactly
 from isthmus.train.communication.step_metrics import StepTimer
 from isthmus.train.update.buckets import HeldRows, ParameterSegment, make_buckets
@@ -21,6 +22,9 @@ SLOTS = 16
 
 ROW = 64
 """Elements of a row of the parameter."""
+
+
+NUM_EXCHANGES = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,10 +70,27 @@ def run_works(works: tuple[StrategyWork, ...], job: StageJob, pipe: Connection) 
         pipe.send(found)
 
 
-def run_micro(shapes: tuple[tuple[int, ...], ...], job: StageJob, pipe: Connection) -> None:
-    """Send tensors of `shapes` to and fro between two ranks; send the half round trips of each shape back."""
+def run_micro(num_elements: int, job: StageJob, pipe: Connection) -> None:
+    """Send back the seconds of messages between two ranks: half round trips of an element, and of `num_elements` each.
+
+    The large ones go both ways at once, as in a strategy: each way then carries the other's acknowledgements.
+    """
     with joined(job, pipe) as communicator:
-        pipe.send([ping(communicator, job.rank, shape) for shape in shapes])
+        pipe.send([ping(communicator, job.rank, (1,)), _both_ways(communicator, job.rank, num_elements)])
+
+
+def _both_ways(communicator: Communicator, rank: int, num_elements: int) -> list[float]:
+    """Return the seconds until a message has come from the other rank, to which one goes at the same time."""
+    found, out, back = [], torch.zeros(num_elements), torch.empty(num_elements)
+    for number in range(NUM_EXCHANGES):
+        communicator.barrier()
+        start_s = time.perf_counter()
+        messages = [TensorMessage(out, 1 - rank, number, True), TensorMessage(back, 1 - rank, number, False)]
+        _, received = communicator.start(messages)
+        communicator.wait(received)
+        found.append(time.perf_counter() - start_s)
+    communicator.barrier()
+    return found
 
 
 def _options(work: StrategyWork, job: StageJob) -> GradientOptions:

@@ -55,9 +55,10 @@ def carry(side: str, near: socket.socket, there: tuple[str, int]) -> None:
 
 
 def main() -> None:
-    """Serve until killed."""
+    """Print a line, and serve until killed."""
     side, listen, there = sys.argv[1:]
     with socket.create_server(parse_address(listen)) as listener:
+        print("up", flush=True)
         while True:
             near, _ = listener.accept()
             threading.Thread(target=carry, args=(side, near, parse_address(there)), daemon=True).start()

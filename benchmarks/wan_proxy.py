@@ -131,8 +131,10 @@ def bound(namespaces: Namespaces, server: str, _state: Path) -> Way:
     there, near = f"{namespaces.sites['b'].address}:{LEG_PORT + 2}", "127.0.0.1:7403"
     command, pids = [sys.executable, "-m", "benchmarks._wan_relay"], []
     for site, argv in (("b", ["far", there, server]), ("a", ["near", near, there])):
-        pids.append(namespaces.run_in(site, [*command, *argv], stdout=subprocess.DEVNULL).pid)
-    time.sleep(1)
+        process = namespaces.run_in(site, [*command, *argv], stdout=subprocess.PIPE, text=True)
+        if process.stdout is not None:
+            process.stdout.readline()
+        pids.append(process.pid)
     return Way(BOUND, near, None, pids)
 
 

@@ -24,7 +24,7 @@ ALLOWED = {
 
 LOGGING = frozenset(
     {
-        "cli/commands/process_commands.py",
+        "cli/commands/process_setup.py",
         "cli/environment/json_log.py",
         "core/text/plain_line_formatter.py",
         "wan/crossing/run_crossing_part.py",

@@ -47,7 +47,7 @@ def test_a_code_does_nothing_but_join(server: Server) -> None:
     code = invite(server)
     server.sync(report(EAST))
     before = server.shell.pool()
-    entry = {"kind": "data", "owner": "ann", "name": "words", "version": "0" * 64}
+    entry = {"kind": "data", "owner": "ann", "name": "words", "version": "0" * 64, "account": "user:ann"}
     for method, path in operations():
         if path in ("/v1/health", "/v1/join") or path.startswith("/v1/oidc"):  # for those who have no token yet
             continue

@@ -34,7 +34,7 @@ FORBIDDEN_KEYWORDS = {"trust_remote_code": False, "allow_pickle": False, "shell"
 ALLOWED = {
     "__init__.py": {"importlib.import_module"},
     "cli/app/find_command.py": {"importlib.import_module"},
-    "cli/commands/process_commands.py": {"importlib.import_module"},
+    "cli/commands/process_setup.py": {"importlib.import_module"},
 }
 """Imports by names that are constants of this code."""
 

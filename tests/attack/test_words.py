@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from isthmus.cli.commands.process_commands import configure_logging
+from isthmus.cli.commands.process_setup import configure_logging
 from isthmus.cli.environment.cli_environment import CliEnvironment
 from isthmus.cli.job_report.write_report import render_report
 from isthmus.cli.terminal.access_tables import audit_table, token_table

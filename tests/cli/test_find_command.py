@@ -48,5 +48,5 @@ def test_the_commands_of_processes_load_neither_planner_nor_simulator() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60)
     loaded = set(json.loads(done.stdout))
-    assert "isthmus.cli.commands.process_commands" in loaded
+    assert "isthmus.cli.commands.processes.agent_command" in loaded
     assert not loaded & {"isthmus.plan", "isthmus.sim", "isthmus.control.coordinator", "isthmus.control.simulation"}

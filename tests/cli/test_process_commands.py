@@ -11,7 +11,7 @@ from types import ModuleType
 
 import pytest
 
-from isthmus.cli.commands.process_commands import import_extra
+from isthmus.cli.commands.process_setup import import_extra
 from isthmus.core.errors import InputError
 from tests.cli.fake_server import run
 

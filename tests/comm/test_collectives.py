@@ -155,6 +155,24 @@ def test_arguments_that_do_not_fit_are_refused() -> None:
     close([group])
 
 
+def test_a_rank_outside_the_group_is_refused_by_name() -> None:
+    """As the other side of a message, as a root, and as the caller."""
+    groups = memory_groups("ab")
+    options = dist.BroadcastOptions()
+    options.rootRank = 2
+    calls: tuple[Callable[[IsthmusGroup], object], ...] = (
+        lambda group: group.send([torch.ones(1)], 2, 0),
+        lambda group: group.recv([torch.ones(1)], -3, 0),
+        lambda group: group.broadcast([torch.ones(1)], options),
+    )
+    for call in calls:
+        with pytest.raises(PlanError, match="outside this group of 2 ranks"):
+            call(groups[0])
+    with pytest.raises(PlanError, match="rank 1 is outside the group of ranks"):
+        IsthmusGroup(groups[1].transport, ["a", "b"], ranks=[0])
+    close(groups)
+
+
 def test_all_ranks_get_identical_bits() -> None:
     """Sums of rounded numbers: pieces, leaders and clusters never make copies of a parameter drift."""
     groups = memory_groups("abcab")

@@ -11,8 +11,10 @@ from isthmus.control.coordinator.coordinator import Coordinator
 from isthmus.control.queries.forecast_inputs import JobProgress
 from isthmus.control.queries.monitoring.pool_figures import MAX_JOBS, pool_figures
 from isthmus.control.service.metrics.ledger_watch import LedgerWatch
+from isthmus.control.state.job_history import JobHistory
 from isthmus.core.messages.agent_messages import ObservedPart, StepMetrics, WorkerAddress
 from isthmus.core.text.gauge_text import GaugeText
+from isthmus.core.views.api_views import HistoryKind
 from tests.control.serving import EAST, WEST, report
 from tests.control.test_metrics import samples
 from tests.control.test_server_api import Server
@@ -42,6 +44,28 @@ def test_a_running_job_has_its_steps_times_and_checkpoints(server: Server) -> No
     assert found["isthmus_job_checkpoint_interval_seconds", job, "ann"] == 100 * 0.5
     assert found["isthmus_parts", "east", "owner-east", "running"] == 1
     assert ("isthmus_job_predicted_step_seconds", job, "ann") not in found, "a plan without a prediction has none"
+
+
+def test_attempts_that_end_before_they_save_count_together(server: Server) -> None:
+    """The time without a checkpoint is that of running since the last one, without the waits between attempts."""
+    job = running_job(server)
+    state = Coordinator.replay(event for _, event in server.store.events()).state
+    record = state.jobs[job]
+    record.history, record.attempt, record.started_s = JobHistory(), 3, 2000.0
+    lines: list[tuple[HistoryKind, int, float]] = [
+        ("started", 1, 100.0), ("checkpoint", 1, 150.0), ("lost", 1, 170.0), ("started", 2, 900.0), ("lost", 2, 930.0),
+        ("started", 3, 2000.0),
+    ]  # fmt: skip
+    for kind, attempt, at_s in lines:
+        record.history.add(kind, at_s, attempt)
+
+    def saved_s() -> float:
+        (found,) = pool_figures(state, 3000.0, {}).jobs
+        return found.saved_s
+
+    assert saved_s() == 2000 - (170 - 150) - (930 - 900)
+    record.history.add("checkpoint", 2040.0, 3)
+    assert saved_s() == 2040
 
 
 def test_the_first_of_the_waiting_jobs_says_how_long_the_queue_stands(server: Server) -> None:

@@ -88,6 +88,8 @@ RULES: dict[tuple[str, str], Rule] = {
     ("GET", "/v1/oidc"): Rule(may=OPEN),
     ("POST", "/v1/oidc/begin"): Rule(may=()),  # this pool has no provider
     ("POST", "/v1/oidc/session"): Rule(may=(), body={"code": "c", "state": "s"}),
+    ("POST", "/v1/oidc/device"): Rule(may=()),
+    ("POST", "/v1/oidc/device/token"): Rule(may=(), body={"device_code": "d"}),
     ("DELETE", "/v1/session"): Rule(may=()),  # a token is no session (`tests/console/test_sessions.py`)
     ("GET", "/v1/jobs/{job_id}"): ANN,
     ("DELETE", "/v1/jobs/{job_id}"): Rule(may=()),  # it has not ended: no token may, and ann learns that
@@ -136,6 +138,7 @@ RULES: dict[tuple[str, str], Rule] = {
     ("GET", "/v1/ledger"): Rule(may=TOKENS),
     ("GET", "/v1/quotas"): Rule(may=USERS),
     ("POST", "/v1/quotas"): Rule(may=("root",), body={"projects": []}),
+    ("POST", "/v1/quotas/{account}"): Rule(may=("root",), sees=("root",), body={"chips": 8}),
     ("GET", "/v1/ledger/check"): Rule(may=("root",)),
     ("GET", "/v1/statements/{party}/{name}"): Rule(may=("root",), query="?month=2027-01"),
     # Ann is a user of the owner in the east, which sees how long her jobs wait.
@@ -218,7 +221,8 @@ def test_a_token_reads_and_changes_only_what_is_its_own(
     before = server.job(job)
     pool_before = server.shell.pool()
     owner = "owner-east" if path.startswith("/v1/waits/") else "ann"
-    entry = {"kind": "data", "owner": owner, "name": "words", "version": "0" * 64, "party": "user"}
+    entry = {"kind": "data", "owner": owner, "name": "words", "version": "0" * 64}
+    entry |= {"party": "user", "account": "user:ann"}
     where = (path + rule.query).format(job_id=job, cluster="east", plan_id="p1", token_id=ANNS_TOKEN, **entry)
     answer = server.call(method, where, rule.body, token=token or None)
     assert answer.status_code < 500

@@ -24,9 +24,9 @@ pytestmark = [
 def test_every_query_has_data_and_each_alert_comes_once_and_ends(tmp_path: Path) -> None:
     """Each chart of each dashboard shows something; each fault makes one message, and its end one more.
 
-    The agent of a site stops and is back; a job is slow, over a link worse than it has reserved; its workers stop to
-    save and save again; a user's webhook leads to a private network; a site refuses all parts, and takes them again;
-    the server ends. `test_server_faults.py` makes the faults of the server, the store and the ledger.
+    The agent of a site stops and is back; a job is slow, over a link worse than it has reserved; a user's webhook
+    leads to a private network; a site refuses all parts, and takes them again; the server ends. `test_server_faults.py`
+    makes the faults of the server, the store and the ledger, `test_full_disk.py` that of checkpoints.
     """
     pool = WatchedPool(tmp_path / "server")
     try:
@@ -45,11 +45,6 @@ def test_every_query_has_data_and_each_alert_comes_once_and_ends(tmp_path: Path)
                 alerts.ends("IsthmusSiteAway")
                 for alert in ("IsthmusJobSlow", "IsthmusLinkWorseThanReserved"):
                     alerts.fires(alert)
-                assert alerts.states("IsthmusCheckpointsFailing") == []
-                pool.saves = False
-                alerts.fires("IsthmusCheckpointsFailing")
-                pool.saves = True
-                alerts.ends("IsthmusCheckpointsFailing")
                 lost = _job_of_user_with_private_webhook(pool)
                 alerts.fires("IsthmusNoticesDropped")
                 pool.cancel(waiting, running)

@@ -433,12 +433,6 @@ def test_gathers_in_8_bits_halve_the_weights_that_are_sent():
     assert half.gradient_bytes / plain.gradient_bytes == pytest.approx((4 + 1) / (4 + 2))
 
 
-def test_gathers_of_fp32_send_weights_of_four_bytes():
-    """ZeRO 1 and 2: gradients of 4 bytes, and weights of 4 where those of bf16 have 2."""
-    wide, narrow = loads(dp=8, zero=1, precision="fp32"), loads(dp=8, zero=1)
-    assert wide.gradient_bytes / narrow.gradient_bytes == pytest.approx((4 + 4) / (4 + 2))
-
-
 # --- tensor parallelism, packing, domains
 
 

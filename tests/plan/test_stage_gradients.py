@@ -25,7 +25,7 @@ from tests.plan.test_stage_loads import ENDS, FIRST, LAST, LAYER, PROFILE, costs
         ({"dp": 4, "precision": "fp32"}, 4.0),
         ({"dp": 4, "formats": TensorFormats(gradients="bf16")}, 2.0),
         ({"dp": 4, "zero": 1}, (4 + 2) / 2),
-        ({"dp": 4, "zero": 2, "precision": "fp32"}, (4 + 2) / 2),
+        ({"dp": 4, "zero": 2, "precision": "fp32"}, (4 + 4) / 2),
         ({"dp": 4, "zero": 1, "formats": TensorFormats(gathers="fp8")}, (4 + 1) / 2),
         ({"dp": 4, "zero": 2, "formats": TensorFormats(gradients="bf16")}, (2 + 2) / 2),
         ({"dp": 4, "zero": 3}, 4 / 2),

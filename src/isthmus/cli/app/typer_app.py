@@ -12,7 +12,6 @@ from isthmus.cli.commands import (
     job_commands,
     plan_commands,
     pool_commands,
-    process_commands,
     queue_commands,
     report_commands,
     search_commands,
@@ -22,6 +21,7 @@ from isthmus.cli.commands import (
 from isthmus.cli.commands.accounting import ledger_commands, quota_commands, waits_command
 from isthmus.cli.commands.catalogue import catalogue_commands
 from isthmus.cli.commands.operations import audit_commands, login_command, notify_commands
+from isthmus.cli.commands.processes import agent_command, links_command, serve_command, switch_command
 from isthmus.cli.commands.rl import rl_commands
 from isthmus.cli.commands.site import (
     duty_commands,
@@ -65,7 +65,10 @@ _COMMAND_MODULES = (
     strategy_commands,
     calibrate_commands,
     export_commands,
-    process_commands,
+    serve_command,
+    agent_command,
+    links_command,
+    switch_command,
     wan_commands,
     rl_commands,
     render_commands,

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from isthmus.cli.command import command
-from isthmus.cli.commands.process_commands import DatabaseOption, import_extra
+from isthmus.cli.commands.process_setup import DatabaseOption, import_extra
 from isthmus.cli.environment.cli_environment import CliEnvironment
 from isthmus.control.algorithms.compaction_policy import CompactionPolicy
 from isthmus.core.errors import ConflictError, InputError

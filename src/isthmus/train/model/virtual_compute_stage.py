@@ -42,7 +42,9 @@ class VirtualComputeStage(nn.Module):
         self._anchor = nn.Parameter(torch.zeros((), dtype=dtype, device=device))
         self._zeros = torch.zeros(0, dtype=dtype, device=device)
 
-    def compute(self, x: torch.Tensor, _: RecomputePolicy = NO_RECOMPUTE) -> tuple[torch.Tensor, None]:
+    def compute(
+        self, x: torch.Tensor, _recompute: RecomputePolicy = NO_RECOMPUTE, _routing: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, None]:
         """Return zeros of the output shape for `x`, and no balance loss; recomputation only affects time."""
         shape = (x.shape[0], 1, 1) if self.is_last else (*x.shape[:2], self.hidden_size)
         out: torch.Tensor = _ZeroFunction.apply(x, self._anchor, self, shape)

@@ -62,7 +62,7 @@ class _Tree:
         self._height: dict[str, int] = {}
 
     def height(self, name: str) -> int:
-        """Return how many switches are below a switch, one below the other; at most 2 is told apart."""
+        """Return how many switches are below a switch, one below the other: 0, 1, or 2 for more."""
         return 0 if not self._below[name] else 1 + max(min(1, len(self._below[one])) for one in self._below[name])
 
     def nodes(self, name: str) -> list[str]:

@@ -10,7 +10,7 @@ import typer
 from pydantic import ValidationError
 
 from isthmus.cli.command import command
-from isthmus.cli.commands.process_commands import import_extra
+from isthmus.cli.commands.process_setup import import_extra
 from isthmus.cli.commands.site.site_commands import PANEL, SiteArgument, find_site, site_commands
 from isthmus.cli.environment.cli_environment import CliEnvironment
 from isthmus.cli.environment.interrupt import interruptible

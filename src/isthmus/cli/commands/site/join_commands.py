@@ -11,7 +11,7 @@ import typer
 from pydantic import ValidationError
 
 from isthmus.cli.command import CaOption, ServerOption, command, invalid_name, open_client
-from isthmus.cli.commands.process_commands import import_extra, read_site, select_cluster
+from isthmus.cli.commands.process_setup import import_extra, read_site, select_cluster
 from isthmus.cli.commands.site.site_commands import PANEL, SiteArgument, finding_rows, print_checks, site_commands
 from isthmus.cli.environment.cli_environment import CliEnvironment
 from isthmus.client.api_client import ApiClient

@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from isthmus.cli.command import command
-from isthmus.cli.commands.process_commands import import_extra
+from isthmus.cli.commands.process_setup import import_extra
 from isthmus.cli.environment.cli_environment import CliEnvironment
 from isthmus.cli.terminal.tables import table
 from isthmus.client.read_job import read_job

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from isthmus.cli.command import JobArgument, command
-from isthmus.cli.commands.process_commands import import_extra, read_site
+from isthmus.cli.commands.process_setup import import_extra, read_site
 from isthmus.cli.commands.site.rendered_files import (
     read_settings,
     setting_differences,

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from isthmus.cli.command import command
-from isthmus.cli.commands.process_commands import import_extra, read_site, select_cluster
+from isthmus.cli.commands.process_setup import import_extra, read_site, select_cluster
 from isthmus.cli.environment.cli_environment import CliEnvironment
 from isthmus.client.api_client import ApiClient
 from isthmus.core.errors import InputError, NotFoundError

@@ -8,7 +8,7 @@ from typing import Annotated, get_args
 import typer
 
 from isthmus.cli.command import command
-from isthmus.cli.commands.process_commands import select_cluster
+from isthmus.cli.commands.process_setup import select_cluster
 from isthmus.cli.commands.site.site_commands import PANEL, site_commands
 from isthmus.cli.environment.cli_environment import CliEnvironment
 from isthmus.core.errors import InputError

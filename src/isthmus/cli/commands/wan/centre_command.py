@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from isthmus.cli.commands.process_commands import configure_logging
+from isthmus.cli.commands.process_setup import configure_logging
 from isthmus.cli.commands.wan.wan_options import address_option, site_pairs
 from isthmus.cli.environment.cli_environment import CliEnvironment
 from isthmus.core.errors import InputError, IsthmusError

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from isthmus.cli.commands.process_commands import configure_logging
+from isthmus.cli.commands.process_setup import configure_logging
 from isthmus.cli.environment.cli_environment import CliEnvironment
 from isthmus.core.errors import InputError
 from isthmus.wan import CarriedIn, TenantsFile, probe_tenancy, read_tenants, run_tenants

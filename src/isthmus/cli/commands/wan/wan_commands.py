@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from isthmus.cli.command import command
-from isthmus.cli.commands.process_commands import PANEL, configure_logging, import_extra
+from isthmus.cli.commands.process_setup import PANEL, configure_logging, import_extra
 from isthmus.cli.commands.wan.centre_command import DOMAIN_EXAMPLES, serve_centre, serve_domain
 from isthmus.cli.commands.wan.centre_command import EXAMPLES as CENTRE_EXAMPLES
 from isthmus.cli.commands.wan.crossings_command import EXAMPLES as CROSSING_EXAMPLES

@@ -13,6 +13,8 @@ MAX_JOBS = 500
 """Jobs with series of their own, the first to have started; others are counted."""
 MAX_LINKS = 2000
 """Links with series of their own."""
+_ENDINGS = frozenset({"lost", "preempted", "moved", "stopping"})
+"""Entries of a job's history at the end of an attempt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +29,7 @@ class JobFigures:
     worker_restarts: int
     predicted_step_s: float | None
     step_s: float | None
-    # When it last saved a checkpoint, or began to run, and how often it should.
+    # See `_saved_s`, and how often it should save.
     saved_s: float
     save_interval_s: float | None
 
@@ -71,12 +73,28 @@ def _job(job: JobRecord, progress: JobProgress) -> JobFigures:
     predicted = job.plan.predicted if job.plan is not None else None
     predicted_s = predicted.iteration_s if predicted is not None and predicted.iteration_s > 0 else None
     step_s, every = progress.step_s or predicted_s, spec.checkpoints.every_steps
-    saved_s = next((one.time_s for one in reversed(job.history.entries) if one.kind == "checkpoint"), job.started_s)
     return JobFigures(
         id=job.id, user=job.user, steps_done=progress.steps_done, steps=spec.training.steps, attempt=job.attempt,
         worker_restarts=job.worker_restarts, predicted_step_s=predicted_s, step_s=progress.step_s,
-        saved_s=max(saved_s, job.started_s), save_interval_s=every * step_s if every and step_s else None,
+        saved_s=_saved_s(job), save_interval_s=every * step_s if every and step_s else None,
     )  # fmt: skip
+
+
+def _saved_s(job: JobRecord) -> float:
+    """Return when a running job last saved a checkpoint: so long ago as it has run since, in all attempts together.
+
+    Without one its first start counts. A full disk ends each attempt at its first checkpoint, so none alone is late.
+    """
+    begun_s = job.started_s
+    ended_s: float | None = None  # of the attempt whose entries are read; None: it runs
+    for one in reversed(job.history.entries):
+        if one.kind == "checkpoint":
+            return one.time_s if ended_s is None else begun_s - max(0.0, ended_s - one.time_s)
+        if one.kind == "started" and ended_s is not None:
+            begun_s -= max(0.0, ended_s - one.time_s)
+        elif one.kind in _ENDINGS and one.attempt < job.attempt:
+            ended_s = one.time_s
+    return begun_s
 
 
 def _part_keys(state: PoolState) -> Iterator[tuple[str, str, str]]:

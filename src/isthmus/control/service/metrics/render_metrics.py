@@ -115,7 +115,7 @@ _OF_JOB: tuple[tuple[str, str, Callable[[JobFigures], float | None]], ...] = (
     ("isthmus_job_predicted_step_seconds", "Time of a step by the job's plan.", lambda job: job.predicted_step_s),
     (
         "isthmus_job_checkpoint_timestamp_seconds",
-        "Time of the last checkpoint, or of the start without one.",
+        "Time of the last checkpoint or, without one, of the start, as if the job had run since then.",
         lambda job: job.saved_s,
     ),
     (

@@ -1,0 +1,1 @@
+"""Commands that run as long-lived processes: serve, agent, links, switch."""
