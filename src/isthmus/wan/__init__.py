@@ -11,11 +11,11 @@ from isthmus.wan.centre.run_centre import run_centre
 from isthmus.wan.centre.run_domain import run_domain
 from isthmus.wan.control.wan_topology import Admission, AdmissionFile, Booking, FlowMatch, PathRequest, TransferBooking
 from isthmus.wan.controller.admit_all import admit_all
-from isthmus.wan.controller.edge_settings import EdgeSettings, edge_settings
 from isthmus.wan.crossing.choose_crossing import CrossingChoice, choose_crossing
 from isthmus.wan.crossing.crossing_processes import CrossingProcesses, process_ids, site_crossings
 from isthmus.wan.dial import dial, format_address, parse_address
 from isthmus.wan.edge.apply_edge_settings import apply_edge_settings
+from isthmus.wan.edge.edge_settings import EdgeSettings, edge_settings
 from isthmus.wan.edge.edge_state import read_edge_state, write_edge_state
 from isthmus.wan.edge.follow_edge import follow_edge
 from isthmus.wan.emulator import run_links

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from isthmus.core.errors import IsthmusError
-from isthmus.wan.controller.edge_settings import edge_settings
 from isthmus.wan.edge.apply_edge_settings import apply_edge_settings
+from isthmus.wan.edge.edge_settings import edge_settings
 from isthmus.wan.netns import Namespaces, effective_capabilities, emulated_namespaces, unavailable_reason
-from tests.wan.controller.test_edge_settings import booking
+from tests.wan.edge.test_edge_settings import booking
 from tests.wan.lab import pool_of
 
 WHY = unavailable_reason(effective_capabilities())

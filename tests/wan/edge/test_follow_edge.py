@@ -8,9 +8,9 @@ import pytest
 
 from isthmus.core.errors import InputError
 from isthmus.wan.control.wan_topology import Booking
-from isthmus.wan.controller.edge_settings import EdgeSettings
+from isthmus.wan.edge.edge_settings import EdgeSettings
 from isthmus.wan.edge.follow_edge import follow_edge
-from tests.wan.controller.test_edge_settings import TCP, booking
+from tests.wan.edge.test_edge_settings import TCP, booking
 
 
 def test_changes_are_applied_once_and_errors_keep_what_is_set(caplog: pytest.LogCaptureFixture) -> None:

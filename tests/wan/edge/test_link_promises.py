@@ -9,7 +9,7 @@ import pytest
 from isthmus.core.errors import InputError
 from isthmus.wan.edge.link_promises import LinkPromises
 from isthmus.wan.tcp_relay import TcpRelay
-from tests.wan.controller.test_edge_settings import booking
+from tests.wan.edge.test_edge_settings import booking
 from tests.wan.lab import link_of, pool_of
 from tests.wan.virtual_links import Links, on_virtual_links
 

@@ -12,10 +12,10 @@ from isthmus.core.pool import Link, Pool
 from isthmus.core.pool_parts.crossing import GatewayAccess, SiteAccess
 from isthmus.wan.control.choose_transport import roce_payload_bytes
 from isthmus.wan.control.wan_topology import Booking, FlowMatch, PathRequest
-from isthmus.wan.controller.edge_settings import EdgeSettings, edge_settings
 from isthmus.wan.crossing.choose_crossing import CrossingChoice, choose_crossing, paired_gateways
 from isthmus.wan.crossing.part_spec import DoorSpec, FarGateway, FarProxy, GatewaySpec, ProxySpec
 from isthmus.wan.dial import parse_address
+from isthmus.wan.edge.edge_settings import EdgeSettings, edge_settings
 from isthmus.wan.tunnel.tunnel_legs import PING_S, SILENCE_S
 
 QUICK_SILENCE_S = 0.5

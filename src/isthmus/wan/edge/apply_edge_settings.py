@@ -6,7 +6,7 @@ import socket
 from typing import Any
 
 from isthmus.core.errors import NotFoundError, UnavailableError
-from isthmus.wan.controller.edge_settings import (
+from isthmus.wan.edge.edge_settings import (
     OTHER_MINOR,
     ROOT_MINOR,
     EdgeClass,

@@ -7,7 +7,7 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from isthmus.core.errors import InputError, UnavailableError
-from isthmus.wan.controller.edge_settings import EdgeSettings
+from isthmus.wan.edge.edge_settings import EdgeSettings
 
 MAX_STATE_BYTES = 64 * 2**20
 _ADAPTER = TypeAdapter(dict[str, EdgeSettings])

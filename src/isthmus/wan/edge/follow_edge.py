@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from isthmus.core.errors import IsthmusError
 from isthmus.wan.control.wan_topology import Booking, TransferBooking
-from isthmus.wan.controller.edge_settings import EdgeSettings, edge_settings
+from isthmus.wan.edge.edge_settings import EdgeSettings, edge_settings
 
 POLL_S = 0.5
 

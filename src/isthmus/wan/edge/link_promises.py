@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from isthmus.core.errors import InputError
 from isthmus.core.pool import Link
 from isthmus.wan.control.wan_topology import Booking, FlowMatch, TransferBooking
-from isthmus.wan.controller.edge_settings import OTHER_MINOR, ROOT_MINOR, edge_settings
+from isthmus.wan.edge.edge_settings import OTHER_MINOR, ROOT_MINOR, edge_settings
 from isthmus.wan.shaper import RateLimit
 
 BYTES_PER_KBPS = 125

@@ -18,7 +18,7 @@ from isthmus.wan.control.wan_topology import (
     TransferRequest,
     TransferSegment,
 )
-from isthmus.wan.controller.edge_settings import (
+from isthmus.wan.edge.edge_settings import (
     FIRST_MINOR,
     OTHER_MINOR,
     EdgeFilter,
