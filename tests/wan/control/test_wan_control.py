@@ -100,7 +100,7 @@ def test_queue_pairs_spread_by_weight_and_only_those_of_a_failed_gateway_move() 
 
 
 @given(st.lists(st.floats(0.01, 100), min_size=2, max_size=6), st.integers(1, 200), st.integers(0, 2**16))
-def test_whoever_counts_queue_pairs_keeps_to_the_weights(shares: list[float], count: int, port: int) -> None:
+def test_a_caller_that_counts_queue_pairs_keeps_to_the_weights(shares: list[float], count: int, port: int) -> None:
     """Each gateway is within their number of its share after every queue pair, and again when one of them failed."""
     weights = {f"g{number}": share for number, share in enumerate(shares)}
     carried: Counter[str] = Counter()

@@ -23,7 +23,7 @@ from isthmus.wan.control.choose_transport import RoceFlow
 def pick_gateway(flow: RoceFlow, weights: Mapping[str, float], num_carried: Mapping[str, int] | None = None) -> str:
     """Return the gateway of `flow`; each gets queue pairs in proportion to its weight.
 
-    Whoever keeps the choice for a queue pair's life passes how many each carries already, `num_carried`: those that
+    A caller that keeps the choice for a queue pair's life passes how many each carries, `num_carried`: those that
     have their share are passed over, so that each is within as many queue pairs of its share as there are gateways.
     Without it the choice is of flow and weights alone, the same wherever it is made. When a gateway fails (weight 0, or
     left out) only its own queue pairs move. Raises `UnavailableError` if none has a weight, `InputError` for a weight

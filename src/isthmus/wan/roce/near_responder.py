@@ -118,7 +118,7 @@ class NearResponder:
         return (view.psn - (view.opcode == Opcode.ACKNOWLEDGE and view.syndrome >= RNR_FIRST)) % PSN_SPAN
 
     def skip(self) -> None:
-        """Count messages anew from the next acknowledgement: some that the NIC will not send again were rewound."""
+        """Count messages from the next acknowledgement on: some that the NIC will not send again were rewound."""
         self._offset = self._told_gap = None
 
     def again(self) -> bytes | None:
