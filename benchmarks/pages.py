@@ -17,7 +17,7 @@ from benchmarks.table import COLUMNS, Row, markdown
 BENCHMARKS = Path(__file__).parent
 FOLDER = BENCHMARKS.parent / "docs" / "benchmarks"
 HEADING = re.compile(r"^## `python -m benchmarks\.(\w+)`$", re.MULTILINE)
-PART = re.compile(r"^### `(\S+)`$\n\n", re.MULTILINE)
+PART = re.compile(r"^### `([^`\n]+)`$\n\n", re.MULTILINE)
 """The heading of a part of a benchmark, above the table of its rows."""
 TABLE = re.compile(r"^\| |^### `", re.MULTILINE)
 COLUMN_TEXT = f"Columns: {', '.join(COLUMNS)}. `ratio` is ours over the peer's. Compare figures within one table."

@@ -55,14 +55,17 @@ def test_a_table_written_is_a_table_read(tmp_path: Path) -> None:
 
 def test_a_part_that_did_not_run_keeps_its_table(tmp_path: Path) -> None:
     """A run of one part replaces the table of this part alone, with the line that names its commit."""
-    both = [Row(what=what, ours=1.0, unit="s", part=part) for what, part in (("x", "one"), ("y", "two"), ("z", "two"))]
+    both = [
+        Row(what=what, ours=1.0, unit="s", part=part)
+        for what, part in (("x", "one"), ("y", "loss 1.0%"), ("z", "loss 1.0%"))
+    ]
     first = updated_table("", both, "Printed at commit `abc`.")
     again = updated_table(first, [replace(both[1], ours=2.0)], "Printed at commit `def`.")
     assert again.split("\n\n")[:3] == first.split("\n\n")[:3] == [
         "### `one`", markdown(both[:1]), "Printed at commit `abc`.",
     ]  # fmt: skip
     assert again.split("\n\n")[3:] == [
-        "### `two`", markdown([replace(both[1], ours=2.0)]), "Printed at commit `def`.",
+        "### `loss 1.0%`", markdown([replace(both[1], ours=2.0)]), "Printed at commit `def`.",
     ]  # fmt: skip
     write_pages({"trust": again}, tmp_path)
     assert read_tables(tmp_path) == {"trust": again}
