@@ -15,8 +15,8 @@ from isthmus.wan.control.pick_gateway import pick_gateway
 from isthmus.wan.control.wan_topology import PathRefusal, WanTopology
 from isthmus.wan.controller.path_plan import PathPlan, plan_path
 from isthmus.wan.controller.pipe_bookings import PipeBookings
-from isthmus.wan.controller.plan_tunnels import Tunnel, plan_tunnels
 from isthmus.wan.controller.wan_network import WanNetwork, whole_kbps
+from isthmus.wan.crossing.plan_tunnels import Tunnel, plan_tunnels
 from tests.wan.control.test_wan_control import random_request, random_topology
 from tests.wan.controller.wan_lab import ask, pipe
 
