@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from isthmus.core.errors import InputError
-from isthmus.wan.control.wan_topology import AdmissionFile
+from isthmus.wan.control.wan_topology import AdmissionFile, Booking, TransferBooking
 from isthmus.wan.controller.book_stated import book_stated
 from isthmus.wan.controller.pipe_bookings import PipeBookings
 from isthmus.wan.controller.wan_network import WanNetwork
@@ -25,7 +25,8 @@ def plan_file_tunnels(file: AdmissionFile) -> TunnelPlan:
         network.pipe(name)
     bookings = PipeBookings(network.pipes, file.topology.bulk_share)
     bookings.down.update(file.down)
-    for booking in (*file.booked, *file.booked_transfers):
+    booked: list[Booking | TransferBooking] = [*file.booked, *file.booked_transfers]
+    for booking in booked:
         if booking.request.name in bookings:
             raise InputError(f"{booking.request.name} is booked twice", hint="give each booking a name of its own")
         if broken := bookings.down.intersection(booking.pipes):
