@@ -38,7 +38,7 @@ def balance_rows(quick: bool) -> Iterator[Row]:
         )  # fmt: skip
         yield Row(
             what=f"{what}, weights {name}, by the hash alone (mean of the sets' worst {statistics.mean(hashed):.2f}; "
-            f"binomial sigma {sigma:.2f})",
+            f"{sum(one > 1 for one in hashed)} sets beyond 1; binomial sigma {sigma:.2f})",
             ours=max(hashed), unit="points",
         )  # fmt: skip
     flows, weights = sets[0], WEIGHTS["1, 1, 2, 4"]

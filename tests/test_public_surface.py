@@ -94,7 +94,7 @@ SURFACES = {
         links_in_background listen listen_for_probes local_address parse_address parse_network probe_link probe_tenancy
         read_edge_state read_proxy_key read_route read_tenants run_gateway run_links run_proxy run_tenants
         write_edge_state LOOPBACK CentreAddress CentreClient CentreConfig CrossingChoice CrossingProcesses LoggedCentre
-        LoggedDomain run_domain
+        LoggedDomain TunnelPlan plan_file_tunnels run_domain
         PathState choose_crossing process_ids read_centre_token run_centre site_crossings
         effective_capabilities management_network unavailable_reason
     """,

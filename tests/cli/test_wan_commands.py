@@ -1,4 +1,4 @@
-"""`isthmus wan admit`, `proxy` and `gateway`: answers, refusals, and options that contradict each other."""
+"""`isthmus wan admit`, `tunnels`, `proxy` and `gateway`: answers, refusals, and options that contradict each other."""
 
 from __future__ import annotations
 
@@ -46,6 +46,68 @@ def test_requests_are_admitted_in_order_until_a_pipe_is_full(tmp_path: Path) -> 
     file.write_text(json.dumps(again))
     status, text = run("wan", "admit", file)
     assert (status, text.strip()) == (0, "the file has no requests")
+
+
+TUNNELS = """
+topology:
+  pipes:
+    - {name: p1, from: nanjing, to: hangzhou, capacity_gbps: 10, delay_ms: 4}
+    - {name: p2, from: nanjing, to: hangzhou, capacity_gbps: 4, delay_ms: 9}
+booked:
+  - request: {name: job-1, from: nanjing, to: hangzhou, bandwidth_gbps: 5}
+    pipes: [p1]
+    rates_gbps: [5]
+    delay_ms: 4
+    jitter_ms: 0
+    loss: 0
+requests:
+  - {name: edge-1, from: nanjing, to: hangzhou, bandwidth_gbps: 8}
+  - {name: edge-2, from: nanjing, to: hangzhou, bandwidth_gbps: 9.5}
+"""
+
+
+def test_tunnels_are_divided_over_what_bookings_leave(tmp_path: Path) -> None:
+    """Where no tunnel has a path, one is divided by the bandwidth of its paths; the other one is refused."""
+    file = tmp_path / "network.yaml"
+    file.write_text(TUNNELS)
+    status, text = run("wan", "tunnels", file, "--json")
+    answer = json.loads(text)
+    assert status == 1
+    assert [(one["name"], one["weights"]) for one in answer["tunnels"]] == [("edge-1", {"0": 5.0, "1": 3.0})]
+    assert [path["pipes"] for path in answer["tunnels"][0]["paths"]] == [["p1"], ["p2"]]
+    assert [(one["name"], one["nearest_gbps"]) for one in answer["refused"]] == [("edge-2", 5.0)]
+    file.write_text(TUNNELS.replace("bandwidth_gbps: 9.5", "bandwidth_gbps: 4"))
+    status, text = run("wan", "tunnels", file)
+    assert status == 1
+    assert text.startswith("edge-2: p1, 4 Gbit/s, 4 ms\nedge-1: refused, ")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("requests:", "down: [p1]\nrequests:"), "p1, which is down"),
+        (("bandwidth_gbps: 5}", "bandwidth_gbps: 5}\n    rate: 5"), "rate"),
+        (("rates_gbps: [5]", "rates_gbps: [11]"), "which has less free"),
+        (("rates_gbps: [5]", "rates_gbps: [5, 5]"), "2 rates for 1 pipes"),
+        (("name: edge-2", "name: edge-1"), "the same name"),
+        (
+            (
+                "requests:",
+                "transfers: [{name: t, from: nanjing, to: hangzhou, num_bytes: 1, deadline_s: 9}]\nrequests:",
+            ),
+            "t is a transfer",
+        ),
+    ],
+)
+def test_a_file_whose_tunnels_cannot_be_planned_is_refused(
+    tmp_path: Path, change: tuple[str, str], message: str
+) -> None:
+    """Bookings that do not fit, pipes that are down, transfers: exit status 2, with the name."""
+    file = tmp_path / "network.yaml"
+    file.write_text(TUNNELS.replace(*change, 1))
+    status, text = run("wan", "tunnels", file)
+    assert status == 2
+    assert message in text
 
 
 @pytest.mark.parametrize(

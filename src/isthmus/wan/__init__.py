@@ -13,6 +13,8 @@ from isthmus.wan.control.wan_topology import Admission, AdmissionFile, Booking, 
 from isthmus.wan.controller.admit_all import admit_all
 from isthmus.wan.crossing.choose_crossing import CrossingChoice, choose_crossing
 from isthmus.wan.crossing.crossing_processes import CrossingProcesses, process_ids, site_crossings
+from isthmus.wan.crossing.plan_file_tunnels import plan_file_tunnels
+from isthmus.wan.crossing.plan_tunnels import TunnelPlan
 from isthmus.wan.dial import dial, format_address, parse_address
 from isthmus.wan.edge.apply_edge_settings import apply_edge_settings
 from isthmus.wan.edge.edge_settings import EdgeSettings, edge_settings
@@ -63,6 +65,7 @@ __all__ = [
     "ProxyConfig",
     "TenantsFile",
     "TransferBooking",
+    "TunnelPlan",
     "UdpSocket",
     "admit_all",
     "answer_probe",
@@ -81,6 +84,7 @@ __all__ = [
     "management_network",
     "parse_address",
     "parse_network",
+    "plan_file_tunnels",
     "probe_link",
     "probe_tenancy",
     "process_ids",

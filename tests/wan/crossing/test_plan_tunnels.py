@@ -32,37 +32,37 @@ def network(*pipes: object) -> tuple[WanNetwork, PipeBookings]:
 def test_a_tunnel_has_one_path_where_one_has_room() -> None:
     """No tunnel is divided that need not be."""
     found = plan_tunnels(*network(*PIPES), [ask("t", gbps=2.5)])
-    assert isinstance(found, tuple)
-    assert [path.pipes for path in found[0].paths] == [("wide",)]
+    assert [path.pipes for path in found.tunnels[0].paths] == [("wide",)]
 
 
 def test_tunnels_of_one_path_go_before_divided_ones() -> None:
     """Where one edge node has a path of its own, another one's tunnel is refused and not divided."""
     found = plan_tunnels(*network(*PIPES), [ask("big", gbps=3.5), ask("small", gbps=2.0)])
-    assert isinstance(found, tuple)
-    assert [one.name for one in found] == ["small"]
+    assert [one.name for one in found.tunnels] == ["small"]
+    assert [(one.name, one.nearest_gbps) for one in found.refused] == [("big", 3.0)]
 
 
 def test_a_tunnel_is_divided_where_no_path_has_room() -> None:
     """Its paths add up to what it asks for, and queue pairs follow their bandwidth."""
     found = plan_tunnels(*network(*PIPES), [ask("t", gbps=4.0)])
-    assert isinstance(found, tuple)
-    assert found[0].weights == {"0": 3.0, "1": 1.0}
+    assert not found.refused
+    assert found.tunnels[0].weights == {"0": 3.0, "1": 1.0}
     flows = [
         RoceFlow(source="10.1.0.1", target="10.2.0.1", source_port=49_152 + n, required_gbps=1) for n in range(4000)
     ]
-    counts = Counter(pick_gateway(one, found[0].weights) for one in flows)
+    counts = Counter(pick_gateway(one, found.tunnels[0].weights) for one in flows)
     assert counts["0"] / 4000 == pytest.approx(0.75, abs=0.03)
 
 
 def test_what_fits_over_no_paths_is_refused_with_what_would_fit() -> None:
     """The reason names the most that one path has."""
     found = plan_tunnels(*network(*PIPES), [ask("t", gbps=4.5)])
-    assert isinstance(found, PathRefusal)
-    assert found.nearest_gbps == 3.0
-    assert "over 8" in found.reason
+    assert not found.tunnels
+    assert [one.nearest_gbps for one in found.refused] == [3.0]
+    assert "8 paths" in found.refused[0].reason
     found = plan_tunnels(*network(*PIPES), [ask("t", gbps=4.0)], max_paths=1)
-    assert isinstance(found, PathRefusal)
+    assert not found.tunnels
+    assert "paths" not in found.refused[0].reason
 
 
 def test_questions_that_make_no_sense_are_refused() -> None:
@@ -89,10 +89,12 @@ def test_tunnels_stay_within_what_is_free_and_their_bounds(seed: int) -> None:
     asked = {one.name: one for one in requests}
     found = plan_tunnels(wan, bookings, requests)
     assert list(bookings) == before
-    if isinstance(found, PathRefusal):
+    assert {one.name for one in (*found.tunnels, *found.refused)} == set(asked)
+    assert len(found.tunnels) + len(found.refused) == len(asked)
+    if not found.tunnels:
         assert all(isinstance(plan_path(wan, bookings, one), PathRefusal) for one in requests)
         return
-    for tunnel in found:
+    for tunnel in found.tunnels:
         _check(tunnel, asked[tunnel.name].bandwidth_gbps)
         for place, path in enumerate(tunnel.paths):
             request = asked[tunnel.name]

@@ -15,6 +15,8 @@ from isthmus.wan.roce.gateway.gateway import Gateway
 from isthmus.wan.roce.gateway.gateway_datagram import FlowFailure
 from isthmus.wan.roce.gateway.gateway_events import NicFrame
 from isthmus.wan.roce.gateway.gateway_settings import GatewaySettings
+from isthmus.wan.roce.gateway.held_bytes import HeldBytes
+from isthmus.wan.roce.gateway.incoming_flow import IncomingFlow
 from isthmus.wan.roce.nic import MessageArrived, NicArrival, NicSettings, NicTick, PostWork, RoceNic, Transmit
 from isthmus.wan.roce.roce_opcodes import Opcode
 from isthmus.wan.roce.roce_view import view_frame
@@ -332,6 +334,25 @@ def test_a_congested_far_nic_slows_its_gateway_then_the_near_one() -> None:
     assert far_gateway.held_bytes < 2_000_000
     lab.run(60)
     assert len(far.arrived) == 42
+
+
+def test_frames_that_waited_for_a_lost_one_do_not_slow_their_flow() -> None:
+    """The NIC's rate is measured from when frames wait for it, not from before, when the link brought none in order."""
+    flow, late_s, run_s = None, 0.04, 1e-3
+    for number in (*range(1, 1001), 0):
+        frame = RocePacket(
+            source="10.1.0.1", target="10.2.0.1", opcode=Opcode.SEND_ONLY, queue_pair=7, psn=number, payload=bytes(1024)
+        )
+        view = view_frame(build(frame))
+        flow = flow or IncomingFlow(1, view, settings_of(), HeldBytes(2**30))
+        for ready in flow.add(number, view, 0.0 if number else late_s):
+            flow.queue(ready, -1)
+    assert flow is not None
+    for number in range(500):
+        flow.next_frame(late_s + run_s * number / 500)
+    entry = flow.feedback(late_s + run_s, ())
+    assert entry.held_bytes > 500 * 1024
+    assert entry.kilobytes_per_s == pytest.approx(500 * len(view.frame) / run_s / 1000, rel=0.01)
 
 
 def test_memory_and_queue_pairs_are_bounded() -> None:

@@ -15,11 +15,12 @@ from isthmus.wan.control.wan_topology import (
     TransferRequest,
     TransferSegment,
 )
+from isthmus.wan.controller.book_stated import book_stated
 from isthmus.wan.controller.displace_bulk import displace_bulk
 from isthmus.wan.controller.path_plan import PathPlan, plan_path
-from isthmus.wan.controller.pipe_bookings import PipeBookings, PipeSpan
+from isthmus.wan.controller.pipe_bookings import PipeBookings
 from isthmus.wan.controller.plan_transfer import plan_transfer
-from isthmus.wan.controller.wan_network import KBPS_PER_GBPS, WanNetwork, whole_kbps
+from isthmus.wan.controller.wan_network import KBPS_PER_GBPS, WanNetwork
 
 
 def admit_all(wanted: AdmissionFile) -> Admission:
@@ -69,7 +70,8 @@ class _Book:
             if self._bookings.down.intersection(one.pipes):
                 failed.append(one.request)
             else:
-                self._restore(one)
+                book_stated(self._network, self._bookings, one)
+                self._booked[one.request.name] = one
         for request in sorted(failed, key=lambda one: not _is_training(one)):
             self._moved[request.name] = None
             self._plan(request)
@@ -81,35 +83,6 @@ class _Book:
                 continue
             self._new.add(request.name)
             self._plan(request)
-
-    def _restore(self, booking: Booking | TransferBooking) -> None:
-        """Book what the file states as booked."""
-        for name in booking.pipes:
-            self._network.pipe(name)
-        if isinstance(booking, Booking):
-            request, service = booking.request, booking.request.service
-            if len(booking.rates_gbps) != len(booking.pipes):
-                found = f"{len(booking.rates_gbps)} rates for {len(booking.pipes)} pipes"
-                raise InputError(f"{request.name} is booked with {found}", hint="state a rate for each pipe")
-            spans = tuple(
-                PipeSpan(name, request.start_s, request.end_s, self._network.pipe(name).rounded_kbps(whole_kbps(gbps)))
-                for name, gbps in zip(booking.pipes, booking.rates_gbps, strict=True)
-            )
-        else:
-            service = "bulk"
-            spans = tuple(
-                PipeSpan(name, one.start_s, one.end_s, self._network.pipe(name).rounded_kbps(whole_kbps(one.gbps)))
-                for name in booking.pipes
-                for one in booking.segments
-            )
-        lacking = self._bookings.book(booking.request.name, spans, service)
-        if lacking is not None:
-            raise InputError(
-                f"{booking.request.name} is booked with {lacking.kbps / KBPS_PER_GBPS:g} Gbit/s on {lacking.pipe}, "
-                "which has less free",
-                hint="take `booked` as an earlier answer states it, with the topology of that answer",
-            )
-        self._booked[booking.request.name] = booking
 
     def _plan(self, request: PathRequest | TransferRequest) -> None:
         """Book a path, at the cost of bulk bookings where training has none."""

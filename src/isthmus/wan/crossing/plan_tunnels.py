@@ -33,35 +33,46 @@ class Tunnel:
         return {str(place): path.rates_kbps[0][2] / KBPS_PER_GBPS for place, path in enumerate(self.paths)}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TunnelPlan:
+    """The tunnels of a pair of sites, and what was refused."""
+
+    tunnels: tuple[Tunnel, ...]
+    refused: tuple[PathRefusal, ...]
+
+
 def plan_tunnels(
     network: WanNetwork, bookings: PipeBookings, requests: Sequence[PathRequest], *, max_paths: int = MAX_PATHS
-) -> tuple[Tunnel, ...] | PathRefusal:
+) -> TunnelPlan:
     """Return the tunnels of `requests`, one for each edge node, beside what is booked; book nothing.
 
     Those that have a path of their own are the answer; if none has, those that fit over at most `max_paths` paths.
-    What is not in the answer was refused. Several paths are found widest first, which is not exact: a division over
-    more paths may exist where this finds none. Raises `InputError` for two requests of one name.
+    All others are refused, with the most that one path has. Several paths are found widest first, which is not exact: a
+    division over more paths may exist where this finds none. Raises `InputError` for two requests of one name.
     """
     if not requests or max_paths < 1:
         raise InputError(f"{len(requests)} tunnels over {max_paths} paths", hint="ask for at least one of each")
     if len({one.name for one in requests}) != len(requests):
         raise InputError("two tunnels have the same name", hint="give each a name of its own")
-    refused: list[PathRefusal] = []
-    for most in (1, max_paths):
+    tunnels: dict[str, Tunnel] = {}
+    refused: dict[str, PathRefusal] = {}
+    for most in sorted({1, max_paths}):
         held: list[tuple[str, int]] = []
-        tunnels: list[Tunnel] = []
         for request in requests:
             found = _hold_paths(network, bookings, request, most, held)
-            if isinstance(found, PathRefusal):
-                refused.append(found)
+            if not isinstance(found, PathRefusal):
+                tunnels[request.name] = Tunnel(name=request.name, paths=found)
+            elif most == 1:
+                refused[request.name] = found
             else:
-                tunnels.append(Tunnel(name=request.name, paths=found))
+                reason = f"{refused[request.name].reason}; up to {most} paths do not add up to it either"
+                refused[request.name] = refused[request.name].model_copy(update={"reason": reason})
         _release(bookings, held)
         if tunnels:
-            return tuple(tunnels)
-    first = refused[0]
-    reason = f"none of {len(requests)} tunnels fits on one path, nor over {max_paths}: {first.reason}"
-    return first.model_copy(update={"reason": reason})
+            break
+    return TunnelPlan(
+        tunnels=tuple(tunnels.values()), refused=tuple(one for name, one in refused.items() if name not in tunnels)
+    )
 
 
 def _hold_paths(

@@ -21,6 +21,8 @@ from isthmus.cli.commands.wan.gateway_command import commands as gateway_command
 from isthmus.cli.commands.wan.measure_command import EXAMPLES, measure_link
 from isthmus.cli.commands.wan.tenants_command import EXAMPLES as TENANTS_EXAMPLES
 from isthmus.cli.commands.wan.tenants_command import run_tenant_gateway
+from isthmus.cli.commands.wan.tunnels_command import EXAMPLES as TUNNEL_EXAMPLES
+from isthmus.cli.commands.wan.tunnels_command import show_tunnels
 from isthmus.cli.commands.wan.wan_options import address_option, site_pairs
 from isthmus.cli.environment.cli_environment import CliEnvironment
 from isthmus.core.errors import InputError
@@ -54,6 +56,7 @@ command(wan_commands, name="domain", panel=PANEL, examples=DOMAIN_EXAMPLES)(serv
 command(wan_commands, name="crossings", panel="Planning", examples=CROSSING_EXAMPLES)(show_crossings)
 command(wan_commands, name="measure", panel="Planning", examples=EXAMPLES)(measure_link)
 command(wan_commands, name="tenants", panel="Planning", examples=TENANTS_EXAMPLES)(run_tenant_gateway)
+command(wan_commands, name="tunnels", panel="Planning", examples=TUNNEL_EXAMPLES)(show_tunnels)
 
 
 @command(

@@ -74,6 +74,7 @@ class IncomingFlow:
         self._pending_bytes = 0
         self._last_number, self._nic_s = 0, math.inf
         self._measured_s, self._measured_bytes = 0.0, 0
+        """When the NIC's rate is measured from, not before frames wait for it, and what it was handed since."""
         self._latest, self._latest_s = 0, 0.0
         self._settings, self._total, self._most_bytes = settings, total, settings.max_flow_bytes
 
@@ -169,7 +170,9 @@ class IncomingFlow:
     # To the NIC
 
     def queue(self, view: RoceView, last_psn: int, *, wants_answer: bool = False) -> None:
-        """Queue a frame for the NIC; requests that wait for its answer have a `last_psn`."""
+        """Queue a frame that came now for the NIC; requests that wait for its answer have a `last_psn`."""
+        if not self._queue:
+            self._measured_s, self._measured_bytes = self._latest_s, 0
         handed = HandedFrame(self._last_number, view, last_psn, wants_answer=wants_answer)
         self._queue.append(handed)
         self.queue_bytes += len(view.frame)
@@ -221,6 +224,8 @@ class IncomingFlow:
 
     def send_again(self, now_s: float, wait_s: float = 0.0) -> None:
         """Hand all requests without an answer to the NIC once more, after `wait_s`."""
+        if not self._queue:
+            self._measured_s, self._measured_bytes = now_s, 0
         waiting = {id(one) for one in self._pending}
         rest = [one for one in self._queue if id(one) not in waiting]
         self._queue = deque([*self._pending, *rest])
