@@ -108,7 +108,7 @@ else
 fi
 
 step "isthmus with all extras${TOOLS:+ and the tools of its tests}, at the versions of constraints.txt"
-pip_install --constraint constraints.txt --editable ".[server,postgres,agent,train${TOOLS:+,$TOOLS}]"
+pip_install --constraint constraints.txt --editable ".[server,postgres,agent,wan,train${TOOLS:+,$TOOLS}]"
 
 step "check of the installation"
 run "$VENV/bin/isthmus" --version

@@ -72,6 +72,7 @@ def write_pool(folder: Path) -> None:
 @pytest.mark.skipif(WHY is not None, reason=f"needs network namespaces and TUN devices: {WHY}")
 def test_queue_pairs_cross_by_the_routes_of_their_hosts(tmp_path: Path) -> None:
     """Messages both ways arrive once, in order, over devices that the gateways bring up themselves."""
+    pytest.importorskip("pyroute2", reason="needs pyroute2: pip install 'isthmus[wan]'")
     write_pool(tmp_path)
     with two_namespaces() as names:
         running = []
