@@ -49,14 +49,14 @@ def test_set_up_prints_its_steps_and_nothing_of_its_tools(tmp_path: Path) -> Non
     assert "the reason" not in done.stderr
     assert "the reason" in (tmp_path / "venv" / "setup.log").read_text()
     assert (tmp_path / "venv" / "ready").exists()
-    assert "[server,postgres,agent,train,dev]" in (tmp_path / "venv" / "setup.log").read_text()
+    assert "[server,postgres,agent,wan,train,dev]" in (tmp_path / "venv" / "setup.log").read_text()
 
 
 @pytest.mark.timeout(60)
 def test_the_demo_needs_none_of_the_tools_of_the_tests(tmp_path: Path) -> None:
     """`make demo` is the first command of a new user; `make test` adds the tools afterwards."""
     assert set_up(tmp_path, pip_status=0, TOOLS="").returncode == 0
-    assert "[server,postgres,agent,train]" in (tmp_path / "venv" / "setup.log").read_text()
+    assert "[server,postgres,agent,wan,train]" in (tmp_path / "venv" / "setup.log").read_text()
     assert (tmp_path / "venv" / "runs").exists()
     assert not (tmp_path / "venv" / "ready").exists()
 
