@@ -17,8 +17,9 @@ from isthmus.wan.datagram.datagram_packet import (
     PiecePacket,
     parse_packet,
 )
-from isthmus.wan.datagram.datagram_session import IDLE_S, MAX_UNACKNOWLEDGED_BYTES, DatagramSession
+from isthmus.wan.datagram.datagram_session import IDLE_S, DatagramSession
 from isthmus.wan.datagram.frame_assembly import MAX_HELD_BYTES, MAX_OPEN_FRAMES, FrameAssembly
+from isthmus.wan.datagram.outgoing_frames import MAX_UNACKNOWLEDGED_BYTES
 from isthmus.wan.datagram.session_events import EndSession, PacketArrived, SendFrame, SendPacket, TimerFired
 from tests.wan.datagram.datagram_lab import HEADERS_BYTES, DatagramLab, Line
 

@@ -117,12 +117,14 @@ class Crossing(FrozenModel):
     gateways of both sites (`roce`); `auto` takes the one with the highest expected goodput. `key` is the file with the
     32 bytes that both sites share, relative to the folder of the pool file. `required_gbps` is what the link has to
     carry for training, from which the rates at gateway and edge follow; without it, all that the link has.
+    `error_correction` adds parity to datagrams, so that a lost packet costs no round trip.
     """
 
     key: Annotated[str, Field(min_length=1, max_length=4096)]
     transport: CrossingTransport = "auto"
     streams: Annotated[int, Field(ge=1, le=MAX_STREAMS)] = 2
     required_gbps: Annotated[float, Field(ge=1e-6, le=1e6)] | None = None
+    error_correction: bool = False
 
 
 def check_crossings(
@@ -154,6 +156,10 @@ def check_crossings(
                 "state `listen` for one of the two",
             )
         pairs = [{gateway.name for gateway in access.gateways if gateway.device is None} for access in named]
+        if crossing.error_correction and crossing.transport != "datagram":
+            raise PlacedError(
+                f"{crossing.transport} has no error correction", (*place, "error_correction"), "transport: datagram"
+            )
         if crossing.transport == "roce" and not set.intersection(*pairs):
             raise PlacedError(
                 f"{source} and {target} have no gateways of the same name without `device`",

@@ -39,6 +39,7 @@ class FarProxy(FrozenModel):
     silence_s: PositiveFloat
     ping_s: PositiveFloat
     far_nic: str = ""
+    error_correction: bool = False
     worker_port: Annotated[int, Field(ge=0, le=65535)] = 0
 
 
@@ -89,7 +90,7 @@ class ProxySpec(FrozenModel):
             legs_to={
                 name: LinkLegs(
                     num_legs=one.streams, transport=one.transport, gbps=one.gbps, silence_s=one.silence_s,
-                    ping_s=one.ping_s, far_nic=one.far_nic,
+                    ping_s=one.ping_s, far_nic=one.far_nic, error_correction=one.error_correction,
                 )
                 for name, one in self.sites.items()
             },

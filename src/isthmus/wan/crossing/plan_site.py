@@ -108,6 +108,7 @@ def _far_proxy(
         silence_s=_silence_s(link, choice, num_ways),
         ping_s=0.1 if is_quick else PING_S,
         far_nic=far_nic,
+        error_correction=link.crossing.error_correction,
         worker_port=port_of(f"route to {link.target}"),
     )
 

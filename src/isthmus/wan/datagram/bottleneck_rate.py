@@ -56,7 +56,7 @@ class BottleneckRate:
         self._round, self._round_ends_bytes = 0, 0
         self._phase, self._full_rate, self._full_rounds = "startup", 0.0, 0
         self._probe, self._probe_since_s, self._drain_until_s = 0, now_s, -math.inf
-        self._limited_until_bytes = 0
+        self._last_sent_s, self._had_more, self._paused_s = now_s, False, now_s
         self._round_rtt_s, self._has_queue = math.inf, False
         self._probe_from = math.inf
         self._loss_share, self._sampled_bytes, self._lost_bytes = 0.0, 0, 0
@@ -90,15 +90,15 @@ class BottleneckRate:
         """Note a packet that leaves; `has_more` says whether others wait, so that the line limits, not the sender."""
         if in_flight_bytes == 0:
             self._first_sent_s = self._delivered_s = now_s
-        if not has_more and in_flight_bytes < self.window_bytes / 2:
-            self._limited_until_bytes = self._delivered_bytes + in_flight_bytes + MAX_CONTENT_BYTES
-        is_limited = self._delivered_bytes < self._limited_until_bytes
+        if not self._had_more and now_s > self._last_sent_s:
+            self._paused_s = now_s
+        self._last_sent_s, self._had_more = now_s, has_more
         return Delivery(
             now_s,
             self._delivered_bytes,
             self._delivered_s,
             self._first_sent_s,
-            is_limited,
+            self._first_sent_s <= self._paused_s,  # until an answer to what left after the pause
             self._gain() < 1 and not self._has_queue,
         )
 

@@ -1,10 +1,11 @@
-"""What a packet of a datagram leg holds, inside its encryption: a piece of a frame, an acknowledgement, or the end.
+"""What a packet of a datagram leg holds, inside its encryption: a piece or parity of a frame, acknowledgement, or end.
 
 | kind | fields |
 |---|---|
 | PIECE | frame u32, piece u16, pieces of the frame u16, bytes: `PIECE_BYTES` of them but in the last piece |
 | ACK | microseconds since the newest named packet came u32, ranges u8, each: first packet u64, packets u16 |
 | CLOSE | none |
+| PARITY | frame u32, parity u8, pieces of the frame u8, bytes of its last piece u16, bytes as of its first piece |
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from isthmus.core.errors import ProtocolError
+from isthmus.wan.datagram.erasure_code import MAX_PARITY
 from isthmus.wan.tunnel.tunnel_frame import HEADER_BYTES, MAX_PAYLOAD_BYTES
 
 MAX_CONTENT_BYTES = 1375
 """Longest content: with number, tag and headers a packet has 1,428 bytes, so that a VXLAN header fits in 1,500."""
 
 _PIECE = struct.Struct("!BIHH")
+_PARITY = struct.Struct("!BIBBH")
 _ACK = struct.Struct("!BIB")
 _RANGE = struct.Struct("!QH")
 PIECE_BYTES = MAX_CONTENT_BYTES - _PIECE.size
@@ -40,11 +43,12 @@ class LegPacketKind(IntEnum):
     PIECE = 1
     ACK = 2
     CLOSE = 3
+    PARITY = 4
 
 
 @dataclass(frozen=True, slots=True)
 class PiecePacket:
-    """FramePiece `index` of `count` of a frame."""
+    """Piece `index` of `count` of a frame."""
 
     frame: int
     index: int
@@ -54,6 +58,21 @@ class PiecePacket:
     def content(self) -> bytes:
         """Return the bytes of the packet."""
         return _PIECE.pack(LegPacketKind.PIECE, self.frame, self.index, self.count) + self.data
+
+
+@dataclass(frozen=True, slots=True)
+class ParityPacket:
+    """Parity `index` of the `count` pieces of a frame, the last of which has `last_bytes`; see `ErasureCode`."""
+
+    frame: int
+    index: int
+    count: int
+    last_bytes: int
+    data: bytes
+
+    def content(self) -> bytes:
+        """Return the bytes of the packet."""
+        return _PARITY.pack(LegPacketKind.PARITY, self.frame, self.index, self.count, self.last_bytes) + self.data
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +98,7 @@ class ClosePacket:
         return bytes([LegPacketKind.CLOSE])
 
 
-DatagramPacket = PiecePacket | AckPacket | ClosePacket
+DatagramPacket = PiecePacket | ParityPacket | AckPacket | ClosePacket
 
 
 def parse_packet(content: bytes) -> DatagramPacket:
@@ -101,4 +120,13 @@ def parse_packet(content: bytes) -> DatagramPacket:
         return AckPacket(delay_us / 1e6, tuple(_RANGE.iter_unpack(content[_ACK.size :])))
     if kind == LegPacketKind.CLOSE and len(content) == 1:
         return ClosePacket()
+    if kind == LegPacketKind.PARITY and len(content) > _PARITY.size:
+        _, frame, index, count, last_bytes = _PARITY.unpack_from(content)
+        data = content[_PARITY.size :]
+        expected = last_bytes if count == 1 else PIECE_BYTES
+        if not 0 < count <= MAX_PIECES or index >= MAX_PARITY or not 0 < last_bytes <= PIECE_BYTES:
+            raise ProtocolError(f"parity {index} of {count} pieces, the last of {last_bytes} bytes")
+        if len(data) != expected:
+            raise ProtocolError(f"parity of {len(data)} bytes for pieces of {expected}")
+        return ParityPacket(frame, index, count, last_bytes, data)
     raise ProtocolError(f"a packet of kind {kind} with {len(content)} bytes")

@@ -9,23 +9,23 @@ losses are named and whose rate is that of the line).
 from __future__ import annotations
 
 import math
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 from isthmus.core.errors import ProtocolError
 from isthmus.wan.datagram.bottleneck_rate import BottleneckRate
 from isthmus.wan.datagram.datagram_packet import (
-    MAX_PIECES,
     MAX_RANGES,
-    PIECE_BYTES,
     AckPacket,
     ClosePacket,
+    ParityPacket,
     PiecePacket,
     parse_packet,
 )
-from isthmus.wan.datagram.frame_assembly import MAX_OPEN_FRAMES, FrameAssembly
-from isthmus.wan.datagram.sent_packets import FramePiece, SentPackets, SentPiece
+from isthmus.wan.datagram.frame_assembly import FrameAssembly
+from isthmus.wan.datagram.outgoing_frames import FramePiece, OutgoingFrames
+from isthmus.wan.datagram.sent_packets import SentPackets, SentPiece
 from isthmus.wan.datagram.session_events import (
     DeliverFrame,
     EndSession,
@@ -44,9 +44,6 @@ IDLE_S = 10.0
 MAX_PACKETS = 2**32
 """Packets under one key; the leg ends after them, and the tunnel dials another one."""
 
-MAX_UNACKNOWLEDGED_BYTES = 2**25
-"""Most bytes of frames that have not arrived whole; the owner is asked for no more."""
-
 ACK_PACKETS = 16
 """Packets after which an acknowledgement does not wait."""
 
@@ -54,7 +51,6 @@ ACK_DELAY_S = 0.002
 """Longest wait of an acknowledgement."""
 
 _ACK_REPEATS = 3
-_LOW_WATER_BYTES = 64 * 2**10
 _BURST_S = 0.001
 _MOST_BURST_BYTES = 256 * 2**10
 
@@ -62,19 +58,18 @@ _MOST_BURST_BYTES = 256 * 2**10
 class DatagramSession:
     """Call `handle` with each event and carry out what it returns, in order. A new session takes one frame."""
 
-    def __init__(self, now_s: float, first_number: int = 0) -> None:
-        """Packets are numbered from `first_number`."""
+    def __init__(self, now_s: float, first_number: int = 0, *, error_correction: bool = False) -> None:
+        """Packets are numbered from `first_number`; `error_correction` sends parity.
+
+        A side to which parity comes sends some too.
+        """
         self.ended: str | None = None
         """Why the leg is over; None before."""
-        self.num_pieces, self.num_pieces_again = 0, 0
-        """Pieces that were sent, and those of them that were sent again."""
+        self.num_pieces = 0
+        """Pieces and parity that were sent."""
         self._rate, self._sent = BottleneckRate(now_s), SentPackets()
-        self._assembly = FrameAssembly()
-        self._fresh, self._again = deque[FramePiece](), deque[FramePiece]()
-        self._fresh_bytes = 0
-        self._missing = OrderedDict[int, int]()
-        self._unacknowledged_bytes = 0
-        self._next_frame, self._next_number = 0, first_number
+        self._assembly, self._frames = FrameAssembly(), OutgoingFrames(has_parity=error_correction)
+        self._next_number = first_number
         self._takes_frame = True
         self._came: deque[list[int]] = deque([[]], maxlen=_ACK_REPEATS)
         self._newest_came_s, self._ack_due_s = now_s, math.inf
@@ -84,7 +79,17 @@ class DatagramSession:
     @property
     def num_held_bytes(self) -> int:
         """Bytes kept here: of frames that have not arrived there, and of frames that have not come whole."""
-        return self._unacknowledged_bytes + self._assembly.num_held_bytes
+        return self._frames.num_unacknowledged_bytes + self._assembly.num_held_bytes
+
+    @property
+    def num_pieces_again(self) -> int:
+        """Pieces that were sent again."""
+        return self._frames.num_pieces_again
+
+    @property
+    def num_frames_repaired(self) -> int:
+        """Frames that were whole by their parity."""
+        return self._assembly.num_repaired
 
     @property
     def bytes_per_s(self) -> float:
@@ -95,7 +100,7 @@ class DatagramSession:
         """Return when a `TimerFired` is due, infinite for never."""
         if self.ended is not None:
             return math.inf
-        has_room = (self._again or self._fresh) and self._sent.num_bytes < self._rate.window_bytes
+        has_room = self._frames.has_waiting and self._sent.num_bytes < self._rate.window_bytes
         send_s = self._next_send_s if has_room else math.inf
         return min(self._ack_due_s, self._sent.due_s(), send_s, self._heard_s + IDLE_S)
 
@@ -128,22 +133,14 @@ class DatagramSession:
         if not self._takes_frame:
             raise ValueError("a frame before the session has asked for one")
         self._takes_frame = False
-        view, count = memoryview(event.data), -(-len(event.data) // PIECE_BYTES)
-        if not 0 < count <= MAX_PIECES:
-            raise ValueError(f"a frame of {len(event.data)} bytes")
-        for index in range(count):
-            data = view[index * PIECE_BYTES : (index + 1) * PIECE_BYTES]
-            self._fresh.append(FramePiece(self._next_frame, index, count, data))
-        self._missing[self._next_frame] = count
-        self._next_frame += 1
-        self._fresh_bytes += len(view)
-        self._unacknowledged_bytes += len(view)
+        self._frames.add(event.data)
 
     def _take_packet(self, event: PacketArrived) -> None:
         packet = parse_packet(event.content)
         self._heard_s = self._now_s
-        if isinstance(packet, PiecePacket):
+        if isinstance(packet, PiecePacket | ParityPacket):
             self._acknowledge_later(event.number)
+            self._frames.has_parity |= isinstance(packet, ParityPacket)
             frame = self._assembly.add(packet)
             if frame is not None:
                 self._out.append(DeliverFrame(frame))
@@ -160,7 +157,8 @@ class DatagramSession:
         found = self._sent.acknowledge(packet.ranges, packet.delay_s, self._now_s)
         for sent in found:
             self._rate.arrived(sent.num_bytes, sent.delivery)
-            self._piece_arrived(sent.piece)
+            self._frames.arrived(sent.piece)
+        self._frames.parity.note(arrived=len(found))
         if found:
             self._rate.acknowledged(found[-1].delivery, self._sent.latest_rtt_s, self._now_s, self._sent.num_bytes)
         self._send_lost_again()
@@ -173,30 +171,19 @@ class DatagramSession:
 
     # Pieces
 
-    def _piece_arrived(self, piece: FramePiece) -> None:
-        if piece.is_acknowledged:
-            return
-        piece.is_acknowledged = True
-        self._unacknowledged_bytes -= len(piece.data)
-        self._missing[piece.frame] -= 1
-        if not self._missing[piece.frame]:
-            del self._missing[piece.frame]
-
     def _send_lost_again(self) -> None:
         for sent in self._sent.lose(self._now_s):
             self._rate.lost(sent.num_bytes, sent.delivery)
-            if not sent.piece.is_acknowledged:
-                self._again.append(sent.piece)
+            self._frames.parity.note(lost=1)
+            self._frames.lost(sent.piece)
 
     def _pump(self) -> None:
         """Send the acknowledgement that is due, then pieces at the rate, lost ones first; ask for the next frame."""
         if self._now_s >= self._ack_due_s:
             self._send_ack()
-        if self._again or self._fresh:
+        if self._frames.has_waiting:
             self._send_pieces()
-        room = self._fresh_bytes < _LOW_WATER_BYTES and self._unacknowledged_bytes < MAX_UNACKNOWLEDGED_BYTES
-        oldest = next(iter(self._missing), self._next_frame)
-        if not self._takes_frame and room and self._next_frame < oldest + MAX_OPEN_FRAMES // 2:
+        if not self._takes_frame and self._frames.has_room:
             self._takes_frame = True
             self._out.append(TakeFrame())
 
@@ -206,29 +193,16 @@ class DatagramSession:
         behind_s = max(_BURST_S, min(_MOST_BURST_BYTES, window_bytes / 4) / rate)
         self._next_send_s = max(self._next_send_s, self._now_s - behind_s)
         while self._next_send_s <= latest_s and self._sent.num_bytes < window_bytes:
-            piece = self._next_piece()
+            piece = self._frames.next_piece()
             if piece is None:
                 return
             self._next_send_s += self._send_piece(piece) / rate
 
-    def _next_piece(self) -> FramePiece | None:
-        while self._again:
-            piece = self._again.popleft()
-            if not piece.is_acknowledged:
-                self.num_pieces_again += 1
-                return piece
-        if not self._fresh:
-            return None
-        piece = self._fresh.popleft()
-        self._fresh_bytes -= len(piece.data)
-        return piece
-
     def _send_piece(self, piece: FramePiece) -> int:
         """Send a piece; return the bytes of its packet."""
-        content = PiecePacket(piece.frame, piece.index, piece.count, piece.data).content()
+        content = piece.packet.content()
         number = self._send_packet(content)
-        has_more = bool(self._again or self._fresh)
-        delivery = self._rate.sent(self._now_s, self._sent.num_bytes, has_more=has_more)
+        delivery = self._rate.sent(self._now_s, self._sent.num_bytes, has_more=self._frames.has_waiting)
         self._sent.add(SentPiece(number, piece, len(content), delivery))
         self.num_pieces += 1
         return len(content)

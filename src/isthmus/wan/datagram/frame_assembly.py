@@ -1,9 +1,10 @@
-"""`FrameAssembly`: puts frames together from their pieces, in any order, each once, in bounded memory."""
+"""`FrameAssembly`: puts frames together from pieces and parity, in any order, each once, in bounded memory."""
 
 from __future__ import annotations
 
 from isthmus.core.errors import ProtocolError
-from isthmus.wan.datagram.datagram_packet import MAX_PIECES, PIECE_BYTES, PiecePacket
+from isthmus.wan.datagram.datagram_packet import MAX_PIECES, PIECE_BYTES, ParityPacket, PiecePacket
+from isthmus.wan.datagram.erasure_code import ErasureCode
 from isthmus.wan.tunnel.seen_numbers import SeenNumbers
 
 MAX_OPEN_FRAMES = 4096
@@ -14,11 +15,24 @@ MAX_HELD_BYTES = 2**26
 
 
 class _Frame:
-    __slots__ = ("missing", "pieces")
+    __slots__ = ("count", "last_bytes", "parity", "pieces")
 
     def __init__(self, count: int) -> None:
-        self.pieces: list[bytes | memoryview | None] = [None] * count
-        self.missing = count
+        self.count, self.last_bytes = count, 0
+        self.pieces: dict[int, bytes | memoryview] = {}
+        self.parity: dict[int, bytes] = {}
+
+    def held_bytes(self) -> int:
+        return sum(map(len, self.pieces.values())) + sum(map(len, self.parity.values()))
+
+    def joined(self) -> bytes:
+        """Return the frame, with what is lost repaired."""
+        if self.parity and len(self.pieces) < self.count:
+            longest = len(next(iter(self.parity.values())))
+            known = {at: bytes(piece).ljust(longest, b"\0") for at, piece in self.pieces.items()}
+            self.pieces |= ErasureCode(self.count).repair(known, self.parity)
+            self.pieces[self.count - 1] = self.pieces[self.count - 1][: self.last_bytes]
+        return b"".join([self.pieces[at] for at in range(self.count)])
 
 
 class FrameAssembly:
@@ -27,34 +41,51 @@ class FrameAssembly:
     def __init__(self) -> None:
         self._whole, self._open = SeenNumbers(MAX_OPEN_FRAMES), dict[int, _Frame]()
         self.num_held_bytes = 0
-        """Bytes of pieces whose frame is not whole."""
+        """Bytes of pieces and parity whose frame is not whole."""
+        self.num_repaired = 0
+        """Frames that were whole by their parity before all their pieces had come."""
 
-    def add(self, piece: PiecePacket) -> bytes | None:
-        """Take a piece; return its frame once it is whole. Raises `ProtocolError` beyond the bounds."""
+    def add(self, piece: PiecePacket | ParityPacket) -> bytes | None:
+        """Take a piece or parity; return its frame once it is whole. Raises `ProtocolError` beyond the bounds."""
         if piece.frame in self._whole:
             return None
         frame = self._open.get(piece.frame)
         if frame is None:
             frame = self._opened(piece)
-        if len(frame.pieces) != piece.count:
-            raise ProtocolError(f"frame {piece.frame} has {len(frame.pieces)} pieces, and {piece.count}")
-        if frame.pieces[piece.index] is not None:
+        if frame.count != piece.count:
+            raise ProtocolError(f"frame {piece.frame} has {frame.count} pieces, and {piece.count}")
+        if isinstance(piece, ParityPacket):
+            self._add_parity(frame, piece)
+        elif piece.index not in frame.pieces:
+            frame.pieces[piece.index] = piece.data
+            self.num_held_bytes += len(piece.data)
+            if piece.index == piece.count - 1:
+                _check_last(frame, len(piece.data))
+        if len(frame.pieces) + len(frame.parity) < frame.count:
             return None
-        frame.pieces[piece.index] = piece.data
-        frame.missing -= 1
-        self.num_held_bytes += len(piece.data)
-        if frame.missing:
-            return None
-        data = b"".join(one for one in frame.pieces if one is not None)
-        self.num_held_bytes -= len(data)
+        self.num_held_bytes -= frame.held_bytes()
+        self.num_repaired += len(frame.pieces) < frame.count
         del self._open[piece.frame]
         self._whole.add(piece.frame)
-        return data
+        return frame.joined()
 
-    def _opened(self, piece: PiecePacket) -> _Frame:
+    def _add_parity(self, frame: _Frame, parity: ParityPacket) -> None:
+        _check_last(frame, parity.last_bytes)
+        if parity.index not in frame.parity:
+            frame.parity[parity.index] = parity.data
+            self.num_held_bytes += len(parity.data)
+
+    def _opened(self, piece: PiecePacket | ParityPacket) -> _Frame:
         if piece.frame >= self._whole.floor + MAX_OPEN_FRAMES:
             raise ProtocolError(f"frame {piece.frame} is too far beyond {self._whole.floor}, which is missing")
         if self.num_held_bytes + MAX_PIECES * PIECE_BYTES > MAX_HELD_BYTES:
             raise ProtocolError(f"{len(self._open)} frames are open, with {self.num_held_bytes} bytes")
         frame = self._open[piece.frame] = _Frame(piece.count)
         return frame
+
+
+def _check_last(frame: _Frame, last_bytes: int) -> None:
+    """Note the length of the last piece; raise `ProtocolError` if it was another one."""
+    if frame.last_bytes not in (0, last_bytes):
+        raise ProtocolError(f"the last piece of a frame has {frame.last_bytes} bytes, and {last_bytes}")
+    frame.last_bytes = last_bytes

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from isthmus.wan.datagram.bottleneck_rate import Delivery
+from isthmus.wan.datagram.outgoing_frames import FramePiece
 
 MAX_ACK_DELAY_S = 0.01
 """Longest wait of an acknowledgement that a sender reckons with."""
@@ -21,17 +22,6 @@ _FIRST_RTT_S = 0.25
 _LEAST_REORDER_S = 0.001
 _MOST_PROBE_S = 2.0
 _PROBE_PACKETS = 2
-
-
-@dataclass(slots=True)
-class FramePiece:
-    """A piece of a frame that waits, is on its way, or has arrived."""
-
-    frame: int
-    index: int
-    count: int
-    data: memoryview
-    is_acknowledged: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,12 +60,14 @@ class DatagramLeg:
         receiving: DatagramCipher,
         loop: asyncio.AbstractEventLoop,
         on_end: Callable[[], None],
+        *,
+        error_correction: bool = False,
     ) -> None:
-        """`on_end` is called once, when the leg needs no more datagrams."""
+        """`on_end` is called once, when the leg needs no more datagrams; `error_correction` sends parity."""
         self._udp, self._address, self._loop, self._on_end = udp, address, loop, on_end
         self._sending, self._receiving = sending, receiving
         self._owner: LegOwner | None = None
-        self._session = DatagramSession(loop.time(), FIRST_NUMBER)
+        self._session = DatagramSession(loop.time(), FIRST_NUMBER, error_correction=error_correction)
         self._is_open, self._is_handling = True, False
         self._early: list[Datagram] = []
         self._packets: list[SendPacket] = []

@@ -21,9 +21,9 @@ _FIRST_WAIT_S, _MOST_WAIT_S = 0.2, 1.0
 
 
 async def dial_datagram_leg(
-    loop: asyncio.AbstractEventLoop, address: Address, greeting: LegDialler
+    loop: asyncio.AbstractEventLoop, address: Address, greeting: LegDialler, *, error_correction: bool = False
 ) -> DatagramLeg | None:
-    """Return the leg, None if the proxy does not know its tunnel.
+    """Return the leg, None if the proxy does not know its tunnel; with `error_correction` both sides send parity.
 
     Raises `OSError` (also without an answer within `DIAL_TIMEOUT_S`, as with a wrong key).
     """
@@ -34,7 +34,7 @@ async def dial_datagram_leg(
         udp = UdpSocket(host)
     except UnavailableError as error:
         raise OSError(str(error)) from error
-    dialling = _Dialling(udp, found, greeting, loop)
+    dialling = _Dialling(udp, found, greeting, loop, error_correction=error_correction)
     loop.add_reader(udp, dialling.read)
     try:
         async with asyncio.timeout(DIAL_TIMEOUT_S):
@@ -50,8 +50,17 @@ async def dial_datagram_leg(
 class _Dialling:
     """Sends a message until its answer comes; afterwards hands the leg its packets."""
 
-    def __init__(self, udp: UdpSocket, address: Address, greeting: LegDialler, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self,
+        udp: UdpSocket,
+        address: Address,
+        greeting: LegDialler,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        error_correction: bool,
+    ) -> None:
         self._udp, self._address, self._greeting, self._loop = udp, address, greeting, loop
+        self._error_correction = error_correction
         self._answer: asyncio.Future[bytes] | None = None
         self._expect: Callable[[bytes], bool] = lambda _: False
         self._ciphers: tuple[DatagramCipher, DatagramCipher] | None = None
@@ -66,7 +75,10 @@ class _Dialling:
         await self._ask(bytes([DatagramKind.PROOF]) + sending.seal(PROOF), self._is_verdict)
         if self._verdict != KNOWN:
             return None
-        self._leg = DatagramLeg(self._udp, self._address, sending, receiving, self._loop, self.shut)
+        self._leg = DatagramLeg(
+            self._udp, self._address, sending, receiving, self._loop, self.shut,
+            error_correction=self._error_correction,
+        )  # fmt: skip
         return self._leg
 
     def read(self) -> None:

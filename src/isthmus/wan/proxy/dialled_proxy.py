@@ -55,7 +55,9 @@ class DialledProxy:
             greeting = LegDialler(config.keys[self.site], sites, name, index, is_new=is_new)
             leg: Leg | None
             if legs.transport == "datagram":
-                leg = await dial_datagram_leg(self._loop, self.address, greeting)
+                leg = await dial_datagram_leg(
+                    self._loop, self.address, greeting, error_correction=legs.error_correction
+                )
             elif legs.transport == "roce":
                 leg = await dial_leg(self._loop, self._open_queue_pair, greeting, max(2.0, 2 * legs.silence_s))
             else:

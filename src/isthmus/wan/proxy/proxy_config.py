@@ -37,6 +37,8 @@ class LinkLegs:
     ping_s: float = PING_S
     far_nic: str = ""
     """IP address of the far site's queue pairs, for `roce`."""
+    error_correction: bool = False
+    """Whether frames on `datagram` legs have parity; the side that dials decides for both."""
 
     @property
     def bytes_per_s(self) -> int | None:
@@ -74,6 +76,8 @@ class ProxyConfig:
     num_legs: int = 2
     transport: LegTransport = "tcp"
     """What the legs that this proxy dials are made of."""
+    error_correction: bool = False
+    """Whether frames on these legs have parity."""
     redirect: Mapping[str, Sequence[Network]] = field(default_factory=dict)
     """Networks of other sites whose connections the kernel hands to this proxy, without a route."""
     legs_to: Mapping[str, LinkLegs] = field(default_factory=dict)
@@ -115,7 +119,9 @@ class ProxyConfig:
 
     def legs(self, site: str) -> LinkLegs:
         """Return what the legs to `site` are made of."""
-        return self.legs_to.get(site) or LinkLegs(num_legs=self.num_legs, transport=self.transport)
+        return self.legs_to.get(site) or LinkLegs(
+            num_legs=self.num_legs, transport=self.transport, error_correction=self.error_correction
+        )
 
     def _check_transports(self) -> None:
         for site in self.peers:
@@ -123,6 +129,10 @@ class ProxyConfig:
             if legs.transport == "datagram" and self.via is not None:
                 raise InputError(
                     f"datagrams to {site} cannot pass through routes", hint="transport tcp, or no file of routes"
+                )
+            if legs.error_correction and legs.transport != "datagram":
+                raise InputError(
+                    f"legs of {legs.transport} to {site} have no error correction", hint="transport datagram has it"
                 )
             if legs.transport == "roce" and (self.roce is None or not legs.far_nic):
                 raise InputError(

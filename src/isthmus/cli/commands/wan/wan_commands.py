@@ -229,6 +229,13 @@ def proxy(
             help="What the legs are: TCP streams, or UDP datagrams, whose rate does not follow loss.",
         ),
     ] = "tcp",
+    error_correction: Annotated[
+        bool,
+        typer.Option(
+            "--error-correction",
+            help="Send parity with datagrams, so that lost packets are repaired without a round trip.",
+        ),
+    ] = False,
     redirect: Annotated[
         list[str] | None,
         typer.Option(
@@ -258,6 +265,7 @@ def proxy(
         workers=workers,
         num_legs=legs,
         transport=transport,
+        error_correction=error_correction,
         redirect={
             name: [parse_network(one) for one in text.split(",")]
             for name, text in site_pairs("--redirect", redirect or ())
