@@ -29,8 +29,7 @@ class _Frame:
         """Return the frame, with what is lost repaired."""
         if self.parity and len(self.pieces) < self.count:
             longest = len(next(iter(self.parity.values())))
-            known = {at: bytes(piece).ljust(longest, b"\0") for at, piece in self.pieces.items()}
-            self.pieces |= ErasureCode(self.count).repair(known, self.parity)
+            self.pieces |= ErasureCode(self.count, longest).repair(self.pieces, self.parity)
             self.pieces[self.count - 1] = self.pieces[self.count - 1][: self.last_bytes]
         return b"".join([self.pieces[at] for at in range(self.count)])
 

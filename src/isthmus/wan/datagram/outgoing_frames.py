@@ -26,7 +26,7 @@ class FramePiece:
 
 @dataclass(slots=True)
 class _Frame:
-    data: memoryview
+    data: bytes
     count: int
     num_missing: int
     missing_bytes: int
@@ -61,7 +61,7 @@ class OutgoingFrames:
         for index in range(count):
             piece = view[index * PIECE_BYTES : (index + 1) * PIECE_BYTES]
             self._fresh.append(FramePiece(PiecePacket(self._next_frame, index, count, piece)))
-        self._open[self._next_frame] = _Frame(view, count, count, len(view))
+        self._open[self._next_frame] = _Frame(data, count, count, len(data))
         self._next_frame += 1
         self._fresh_bytes += len(view)
         self.num_unacknowledged_bytes += len(view)
@@ -110,10 +110,6 @@ class OutgoingFrames:
     def _parity_of(self, number: int) -> list[ParityPacket]:
         frame = self._open[number]
         longest = min(len(frame.data), PIECE_BYTES)
-        padded = bytes(frame.data).ljust(frame.count * longest, b"\0")
-        pieces = {at: padded[at * longest : (at + 1) * longest] for at in range(frame.count)}
-        code, last_bytes = ErasureCode(frame.count), len(frame.data) - (frame.count - 1) * PIECE_BYTES
-        return [
-            ParityPacket(number, index, frame.count, last_bytes, code.parity(pieces, index))
-            for index in range(self.parity.for_pieces(frame.count))
-        ]
+        last_bytes = len(frame.data) - (frame.count - 1) * PIECE_BYTES
+        made = ErasureCode(frame.count, longest).parity(frame.data, self.parity.for_pieces(frame.count))
+        return [ParityPacket(number, index, frame.count, last_bytes, data) for index, data in enumerate(made)]

@@ -32,7 +32,8 @@ from isthmus.wan.udp_socket import UdpSocket
 FIRST_NUMBER = 1
 """Number of a leg's first packet; 0 is that of the proof and of the verdict, under the same keys."""
 
-_MOST_PACKETS = 40
+_MOST_PACKETS = 13
+"""Packets of a system call; a longer run is split packet by packet where a device takes less than 64 KiB at once."""
 _HEAD_BYTES = 1 + NUMBER_BYTES
 
 
