@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from isthmus.wan.datagram.datagram_packet import MAX_CONTENT_BYTES
 
@@ -32,8 +32,7 @@ _LOSS_SAMPLE_PACKETS = 200
 _BURST_BYTES = 64 * 2**10
 
 
-@dataclass(frozen=True, slots=True)
-class Delivery:
+class Delivery(NamedTuple):
     """What was delivered when a packet left: carried with the packet until it is acknowledged."""
 
     sent_s: float

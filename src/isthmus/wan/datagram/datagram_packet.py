@@ -13,6 +13,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 from isthmus.core.errors import ProtocolError
 from isthmus.wan.datagram.erasure_code import MAX_PARITY
@@ -46,8 +47,7 @@ class LegPacketKind(IntEnum):
     PARITY = 4
 
 
-@dataclass(frozen=True, slots=True)
-class PiecePacket:
+class PiecePacket(NamedTuple):
     """Piece `index` of `count` of a frame."""
 
     frame: int

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from isthmus.wan.datagram.bottleneck_rate import Delivery
 from isthmus.wan.datagram.outgoing_frames import FramePiece
@@ -24,8 +24,7 @@ _MOST_PROBE_S = 2.0
 _PROBE_PACKETS = 2
 
 
-@dataclass(frozen=True, slots=True)
-class SentPiece:
+class SentPiece(NamedTuple):
     """A piece on its way under a number, with what was delivered when it left."""
 
     number: int

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,8 +13,7 @@ class SendFrame:
     data: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class PacketArrived:
+class PacketArrived(NamedTuple):
     """A packet of the far side came; its number and its content are authentic."""
 
     number: int
@@ -25,8 +25,7 @@ class TimerFired:
     """The time of `next_due_s` has come."""
 
 
-@dataclass(frozen=True, slots=True)
-class SendPacket:
+class SendPacket(NamedTuple):
     """Send `content` under `number`, which is used once."""
 
     number: int
