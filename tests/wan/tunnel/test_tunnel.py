@@ -95,7 +95,7 @@ def test_a_longer_cut_ends_the_tunnel_and_its_streams() -> None:
     """After the timeout both sides free everything, and the workers' connections break with the reason."""
     lab = TunnelLab(8, legs=2)
     stream = lab.open(some_bytes(4, 2**22), b"x" * 2**22)
-    lab.run(until_s=0.2)
+    lab.run(until_s=0.1)
     lab.can_dial = False
     lab.cut_all()
     lab.run(until_s=3 * TUNNEL_TIMEOUT_S)

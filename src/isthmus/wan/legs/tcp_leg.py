@@ -23,6 +23,7 @@ _SO_MAX_PACING_RATE = 47
 _MAX_PACING = 2**32 - 2
 _UNSENT_BYTES = 2**20
 _MAX_READS = 16
+_MAX_WRITES = 4
 _HEADER_RECORD_BYTES = HEADER_BYTES + TAG_BYTES
 
 
@@ -92,14 +93,18 @@ class TcpLeg:
             self._sock.close()
 
     def _writable(self) -> None:
-        if self._out:
-            self._write()
-        elif self._owner is not None:
+        for _ in range(_MAX_WRITES):
+            if self._out:
+                self._write()
+            if self._out or self._owner is None:
+                return
             self._has_sent = False
             self._owner.leg_ready()
-            if self._owner is not None and not self._has_sent:
-                self._is_writing = False
-                self._loop.remove_writer(self._descriptor)
+            if not self._has_sent:
+                if self._owner is not None:
+                    self._is_writing = False
+                    self._loop.remove_writer(self._descriptor)
+                return
 
     def _write(self) -> None:
         try:

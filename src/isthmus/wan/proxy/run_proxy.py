@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import gc
 import logging
 import signal
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from isthmus.core.errors import UnavailableError
 from isthmus.wan.emulator import ROUTES_FILE, write_json_atomically
 from isthmus.wan.proxy.proxy_config import ProxyConfig
+from isthmus.wan.tunnel.tunnel import BUDGET_BYTES
 
 if TYPE_CHECKING:
     from isthmus.wan.proxy.proxy_service import ProxyService
@@ -22,6 +24,11 @@ PROXY_FILE = "proxy.json"
 """State of the tunnels, written every `STATE_INTERVAL_S`."""
 
 STATE_INTERVAL_S = 1.0
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+"""Parameters of `mallopt` (glibc, malloc.h)."""
+
+_MOST_FROM_HEAP_BYTES = 2**25
 
 _log = logging.getLogger(__name__)
 
@@ -35,12 +42,21 @@ def run_proxy(config: ProxyConfig, state_folder: Path, on_start: Callable[[dict[
     try:
         state_folder.mkdir(parents=True, exist_ok=True)
         gc.freeze()  # frames are freed by their counts; a collection would only delay them
+        _keep_freed_memory()
         return asyncio.run(_serve(config, state_folder, on_start))
     except OSError as error:
         raise UnavailableError(
             f"cannot write the proxy's files in {state_folder}: {error.strerror}",
             hint="free space, or choose another folder",
         ) from error
+
+
+def _keep_freed_memory() -> None:
+    """Let the allocator of glibc use the memory of sent frames again, instead of fetching fresh pages for each one."""
+    with contextlib.suppress(OSError, AttributeError):
+        allocator = ctypes.CDLL(None)
+        allocator.mallopt(_M_MMAP_THRESHOLD, _MOST_FROM_HEAP_BYTES)
+        allocator.mallopt(_M_TRIM_THRESHOLD, BUDGET_BYTES)
 
 
 async def _serve(config: ProxyConfig, state_folder: Path, on_start: Callable[[dict[str, Any]], None]) -> dict[str, Any]:

@@ -25,10 +25,9 @@ class OutgoingBytes:
         self.end_sent = False
         self._chunks: deque[Chunk] = deque()
 
-    @property
-    def is_full(self) -> bool:
-        """Whether the worker should not be read for now."""
-        return self.num_waiting_bytes >= PAUSE_BYTES
+    def takes_more(self, *, is_reading: bool) -> bool:
+        """Whether the worker should be read, which `is_reading` says of the time before: from half of a pause on."""
+        return not self.has_ended and self.num_waiting_bytes < (PAUSE_BYTES if is_reading else PAUSE_BYTES // 2)
 
     @property
     def can_send(self) -> bool:
@@ -48,12 +47,17 @@ class OutgoingBytes:
         self.limit = max(self.limit, limit)
 
     def next_payload(self) -> Chunk:
-        """Return the bytes of the next frame, up to the limit; empty if none may leave."""
+        """Return the bytes of the next frame, up to the limit; empty if none may leave.
+
+        Small chunks are joined; a frame that is half full ends with its chunk, which costs no copy.
+        """
         most = min(MAX_PAYLOAD_BYTES, self.limit - self.offset)
         if most <= 0 or not self._chunks:
             return b""
         parts, total = [], 0
         while self._chunks and total < most:
+            if total >= MAX_PAYLOAD_BYTES // 2 and len(self._chunks[0]) > most - total:
+                break
             chunk = self._chunks.popleft()
             if len(chunk) > most - total:
                 view = memoryview(chunk)

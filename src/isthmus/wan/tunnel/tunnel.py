@@ -60,10 +60,10 @@ from isthmus.wan.tunnel.tunnel_frame import (
 )
 from isthmus.wan.tunnel.tunnel_legs import PING_S, SILENCE_S, TunnelLegs
 
-ACK_DELAY_S = 0.01
+ACK_DELAY_S = 0.02
 """Longest wait of an acknowledgement."""
 
-ACK_FRAMES = 4
+ACK_FRAMES = 16
 """Frames after which an acknowledgement does not wait."""
 
 MAX_STREAMS = 4096
@@ -374,7 +374,7 @@ class Tunnel:
             self._sendable[number] = None
 
     def _set_reading(self, number: int, stream: _Stream) -> None:
-        is_on = stream.is_open and not stream.outgoing.is_full and not stream.outgoing.has_ended
+        is_on = stream.is_open and stream.outgoing.takes_more(is_reading=stream.is_reading)
         if is_on != stream.is_reading:
             stream.is_reading = is_on
             self._out.append(SetReading(number, is_on))

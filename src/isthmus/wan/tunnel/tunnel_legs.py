@@ -37,6 +37,7 @@ class TunnelLegs:
         self._legs: dict[int, _Leg] = {}
         self._ready: dict[int, None] = {}
         self._dials = {index: _Dial(now_s) for index in range(num_legs)}
+        self._due_s: float | None = None
         self.empty_since_s = now_s
         """When the last leg broke; without meaning while there is one."""
 
@@ -54,7 +55,7 @@ class TunnelLegs:
         """Add a leg, which is ready; return the leg of the same index that it replaces."""
         replaced = next((old for old, one in self._legs.items() if one.index == index), None)
         self._legs[leg] = _Leg(index, now_s, now_s)
-        self._ready[leg] = None
+        self._ready[leg] = self._due_s = None
         if index in self._dials:
             self._dials[index] = _Dial(math.inf)
         return replaced
@@ -65,6 +66,7 @@ class TunnelLegs:
         self._ready.pop(leg, None)
         if one is None:
             return False
+        self._due_s = None
         if not self._legs:
             self.empty_since_s = now_s
         if one.index in self._dials and all(other.index != one.index for other in self._legs.values()):
@@ -77,8 +79,10 @@ class TunnelLegs:
 
     def mark_ready(self, leg: int) -> None:
         """Note that a leg takes a frame."""
-        if leg in self._legs:
+        if (one := self._legs.get(leg)) is not None:
             self._ready[leg] = None
+            if self._due_s is not None:
+                self._due_s = min(self._due_s, one.sent_s + self._ping_s)
 
     def first_ready(self) -> int | None:
         """Return the leg that has been ready for longest, None if none is."""
@@ -99,6 +103,7 @@ class TunnelLegs:
 
     def to_dial(self, now_s: float) -> list[int]:
         """Return the indices to dial now; each counts as under way."""
+        self._due_s = None
         due = [index for index, dial in self._dials.items() if not dial.under_way and now_s >= dial.due_s]
         for index in due:
             self._dials[index].under_way = True
@@ -107,11 +112,20 @@ class TunnelLegs:
     def dial_failed(self, index: int, now_s: float) -> None:
         """Dial an index again, later each time."""
         if (dial := self._dials.get(index)) is not None and dial.under_way:
+            self._due_s = None
             dial.num_failed += 1
             dial.under_way, dial.due_s = False, now_s + DIAL_S[min(dial.num_failed, len(DIAL_S) - 1)]
 
     def next_due_s(self) -> float:
-        """Return when a leg will be silent, to ping, or to dial."""
+        """Return when a leg will be silent, to ping, or to dial, or an earlier time; `to_dial` makes it exact again.
+
+        It is asked for after each frame, which can only put it off.
+        """
+        if self._due_s is None:
+            self._due_s = self._exact_due_s()
+        return self._due_s
+
+    def _exact_due_s(self) -> float:
         times = [one.heard_s + self._silence_s for one in self._legs.values()]
         times += [self._legs[leg].sent_s + self._ping_s for leg in self._ready]
         times += [dial.due_s for dial in self._dials.values() if not dial.under_way]
