@@ -82,7 +82,13 @@ WRONG = [
     ((*ACCESS, "proxy", "allow"), ["10.0.0.9/8"], "clusters[1].access.proxy.allow[0]", "no network", None),
     (("links", 0, "crossing", "streams"), 17, "links[0].crossing.streams", "16", None),
     (("links", 0, "crossing", "transport"), "quic", "links[0].crossing.transport", "roce", None),
-    (("links", 0, "crossing", "error_correction"), True, "links[0].crossing.error_correction", "roce has no", "datagram"),
+    (
+        ("links", 0, "crossing", "error_correction"),
+        True,
+        "links[0].crossing.error_correction",
+        "roce has no",
+        "datagram",
+    ),
     (("links", 0, "crossing", "kye"), "x", "links[0].crossing.kye", "unknown field", "did you mean 'key'?"),
     (("links", 0, "crossing", "key"), None, "links[0].crossing.key", "is missing", None),
 ]

@@ -150,7 +150,7 @@ def test_a_busy_worker_is_not_read_beyond_the_bound() -> None:
     opened = tunnel.handle(FrameArrived(0, TunnelFrame(FrameKind.OPEN, 0, 0, MIN_WINDOW_BYTES, b"10.0.0.2:1")), 0.0)
     assert Connect(0, "10.0.0.2:1") in opened
     assert SetReading(0, True) in tunnel.handle(StreamConnected(0), 0.0)
-    found = [tunnel.handle(StreamData(0, bytes(2**18)), 0.0) for _ in range(4)]
+    found = [tunnel.handle(StreamData(0, bytes(PAUSE_BYTES // 4)), 0.0) for _ in range(4)]
     assert [SetReading(0, False) in one for one in found] == [False, False, False, True]
 
 

@@ -77,6 +77,7 @@ class TunnelLab:
         self.can_dial = True
         self._cut, self._repeat, self._reorder, self._refuse = cut_probability, repeat_probability, reorder, refuse
         self._legs: set[int] = set()
+        self._up_s: dict[int, float] = {}
         self._order: dict[tuple[int, int], float] = defaultdict(float)
         self._queue: list[tuple[float, int, int, TunnelEvent]] = []
         self._count, self._names = itertools.count(), itertools.count()
@@ -186,7 +187,7 @@ class TunnelLab:
         assert num_bytes == len(frame.payload)
         whole = TunnelFrame(parsed.kind, parsed.number, parsed.stream, parsed.offset, bytes(frame.payload))
         key = side, leg
-        arrival_s = self.now_s + self.rng.uniform(0.01, 0.03)
+        arrival_s = max(self.now_s + self.rng.uniform(0.01, 0.03), self._up_s[leg])  # a leg keeps what comes early
         if not self._reorder:
             arrival_s = self._order[key] = max(arrival_s, self._order[key])
         self._later(arrival_s - self.now_s, 1 - side, FrameArrived(leg, whole))
@@ -202,6 +203,7 @@ class TunnelLab:
             return
         leg = next(self._names)
         self._legs.add(leg)
+        self._up_s[leg] = self.now_s + 0.04
         self._later(0.04, NEAR, LegUp(leg, index))
         self._later(0.02, FAR, LegUp(leg, index))
 

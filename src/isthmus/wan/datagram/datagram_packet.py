@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from isthmus.core.errors import ProtocolError
 from isthmus.wan.datagram.erasure_code import MAX_PARITY
-from isthmus.wan.tunnel.tunnel_frame import HEADER_BYTES, MAX_PAYLOAD_BYTES
+from isthmus.wan.tunnel.tunnel_frame import HEADER_BYTES, USUAL_PAYLOAD_BYTES
 
 MAX_CONTENT_BYTES = 1375
 """Longest content: with number, tag and headers a packet has 1,428 bytes, so that a VXLAN header fits in 1,500."""
@@ -29,7 +29,7 @@ _RANGE = struct.Struct("!QH")
 PIECE_BYTES = MAX_CONTENT_BYTES - _PIECE.size
 """Bytes of a frame in each of its pieces but the last."""
 
-MAX_PIECES = -(-(HEADER_BYTES + MAX_PAYLOAD_BYTES) // PIECE_BYTES)
+MAX_PIECES = -(-(HEADER_BYTES + USUAL_PAYLOAD_BYTES) // PIECE_BYTES)
 """Most pieces of a frame."""
 
 MAX_RANGES = 64

@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from isthmus.wan.legs.leg import Leg
-from isthmus.wan.tunnel.tunnel_frame import MAX_PAYLOAD_BYTES, FrameKind, TunnelFrame
+from isthmus.wan.tunnel.tunnel_frame import FrameKind, TunnelFrame
 
-_SIZES = (1, 15, 1400, 65_537, MAX_PAYLOAD_BYTES)
+_SIZES = (1, 15, 1400, 65_537)
 _WAIT_S = 20.0
 
 MakeLegs = Callable[[], Awaitable[tuple[Leg, Leg]]]
@@ -40,9 +40,10 @@ class _End:
         self.is_broken.set()
 
 
-def _frames(count: int, salt: int) -> list[TunnelFrame]:
+def _frames(leg: Leg, count: int, salt: int) -> list[TunnelFrame]:
+    sizes = (*_SIZES, leg.max_payload_bytes)
     data = [
-        TunnelFrame(FrameKind.DATA, number, salt, number, bytes([salt + number % 200]) * _SIZES[number % len(_SIZES)])
+        TunnelFrame(FrameKind.DATA, number, salt, number, bytes([salt + number % 200]) * sizes[number % len(sizes)])
         for number in range(count)
     ]
     return [*data, TunnelFrame(FrameKind.PING)]
@@ -64,8 +65,8 @@ async def check_leg(make: MakeLegs, num_frames: int = 40) -> None:
 
 async def _check_frames(make: MakeLegs, num_frames: int) -> None:
     """Frames of every size, both ways at once, arrive as they were sent."""
-    ends, sent = [], [_frames(num_frames, 1), _frames(num_frames, 7)]
     legs = await make()
+    ends, sent = [], [_frames(legs[0], num_frames, 1), _frames(legs[1], num_frames, 7)]
     for leg, frames, other in zip(legs, sent, reversed(sent), strict=True):
         end = _End(leg, frames, len(other))
         leg.start(end)

@@ -26,7 +26,7 @@ from isthmus.wan.datagram.session_events import (
     TimerFired,
 )
 from isthmus.wan.legs.leg import LegOwner
-from isthmus.wan.tunnel.tunnel_frame import HEADER_BYTES, TunnelFrame, parse_frame_header
+from isthmus.wan.tunnel.tunnel_frame import HEADER_BYTES, USUAL_PAYLOAD_BYTES, TunnelFrame, parse_frame_header
 from isthmus.wan.udp_socket import UdpSocket
 
 FIRST_NUMBER = 1
@@ -52,6 +52,8 @@ _PACKET = bytes([DatagramKind.PACKET])
 
 class DatagramLeg:
     """A `Leg` to `address` over `udp`, whose owner calls `take` with what comes from there."""
+
+    max_payload_bytes = USUAL_PAYLOAD_BYTES
 
     def __init__(
         self,

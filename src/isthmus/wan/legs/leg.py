@@ -27,6 +27,9 @@ class Leg(Protocol):
     kept, and whether one comes twice, does not matter to a tunnel.
     """
 
+    max_payload_bytes: int
+    """Longest payload of a frame that it takes; the same for all legs of a kind."""
+
     def start(self, owner: LegOwner) -> None:
         """Begin to call `owner`; a started leg is ready for one frame."""
 

@@ -50,6 +50,8 @@ def set_leg_options(
 class TcpLeg:
     """A `Leg` over `sock`, whose handshake ended with the two cipher states."""
 
+    max_payload_bytes = MAX_PAYLOAD_BYTES
+
     def __init__(
         self, sock: socket.socket, sending: CipherState, receiving: CipherState, loop: asyncio.AbstractEventLoop
     ) -> None:
@@ -57,7 +59,7 @@ class TcpLeg:
         self._owner: LegOwner | None = None
         self._out = memoryview(b"")
         self._out_buffer = bytearray(_HEADER_RECORD_BYTES + MAX_PAYLOAD_BYTES + TAG_BYTES)
-        self._in_buffer = bytearray(MAX_PAYLOAD_BYTES + TAG_BYTES)
+        self._in_buffer = bytearray(MAX_PAYLOAD_BYTES + TAG_BYTES + _HEADER_RECORD_BYTES)
         self._wanted, self._filled = _HEADER_RECORD_BYTES, 0
         self._descriptor = sock.fileno()  # the loop looks numbers up faster than sockets
         self._frame: TunnelFrame | None = None
@@ -120,13 +122,15 @@ class TcpLeg:
             for _ in range(_MAX_READS):
                 if self._owner is None:
                     return
-                num_bytes = self._sock.recv_into(memoryview(self._in_buffer)[self._filled : self._wanted])
+                end = self._wanted if self._frame is None else self._wanted + _HEADER_RECORD_BYTES
+                num_bytes = self._sock.recv_into(memoryview(self._in_buffer)[self._filled : end])
                 if num_bytes == 0:
                     self._break("closed by the other proxy")
                     return
                 self._filled += num_bytes
-                if self._filled == self._wanted:
+                while self._filled >= self._wanted and self._owner is not None:
                     self._take_record()
+            self._set_low_water(1)
         except (BlockingIOError, InterruptedError):
             self._set_low_water(self._wanted - self._filled)
         except (ProtocolError, UnauthenticatedError, OSError) as error:
@@ -136,7 +140,9 @@ class TcpLeg:
         sealed = memoryview(self._in_buffer)[: self._wanted]
         content = bytearray(self._wanted - TAG_BYTES)
         self._receiving.decrypt_into(sealed, memoryview(content))
-        self._filled = 0
+        rest = self._in_buffer[self._wanted : self._filled]  # at most the next header
+        self._in_buffer[: len(rest)] = rest
+        self._filled = len(rest)
         if self._frame is None:
             frame, num_bytes = parse_frame_header(content)
             if num_bytes:
@@ -146,7 +152,6 @@ class TcpLeg:
             head, self._frame = self._frame, None
             frame = TunnelFrame(head.kind, head.number, head.stream, head.offset, content)
             self._wanted = _HEADER_RECORD_BYTES
-        self._set_low_water(1)
         if self._owner is not None:
             self._owner.leg_frame(frame)
 

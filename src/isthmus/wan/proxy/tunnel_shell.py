@@ -138,7 +138,7 @@ class TunnelShell:
             return
         self._legs[number] = leg
         leg.start(_LegOwner(self, number))
-        self.handle(LegUp(number, index))
+        self.handle(LegUp(number, index, leg.max_payload_bytes))
 
     def leg_ready(self, number: int) -> None:
         """Let a leg take a frame, once the rate of all permits it."""

@@ -6,9 +6,8 @@ from collections import deque
 
 from isthmus.core.errors import ProtocolError
 from isthmus.wan.tunnel.incoming_bytes import Chunk
-from isthmus.wan.tunnel.tunnel_frame import MAX_PAYLOAD_BYTES
 
-PAUSE_BYTES = 2**20
+PAUSE_BYTES = 2**21
 """Bytes waiting at which the worker's connection is no longer read."""
 
 
@@ -46,17 +45,17 @@ class OutgoingBytes:
         """Note new credit; less than before changes nothing."""
         self.limit = max(self.limit, limit)
 
-    def next_payload(self) -> Chunk:
-        """Return the bytes of the next frame, up to the limit; empty if none may leave.
+    def next_payload(self, max_bytes: int) -> Chunk:
+        """Return the bytes of the next frame, up to `max_bytes` and the limit; empty if none may leave.
 
         Small chunks are joined; a frame that is half full ends with its chunk, which costs no copy.
         """
-        most = min(MAX_PAYLOAD_BYTES, self.limit - self.offset)
+        most = min(max_bytes, self.limit - self.offset)
         if most <= 0 or not self._chunks:
             return b""
         parts, total = [], 0
         while self._chunks and total < most:
-            if total >= MAX_PAYLOAD_BYTES // 2 and len(self._chunks[0]) > most - total:
+            if total >= max_bytes // 2 and len(self._chunks[0]) > most - total:
                 break
             chunk = self._chunks.popleft()
             if len(chunk) > most - total:

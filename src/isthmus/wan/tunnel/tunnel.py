@@ -53,6 +53,7 @@ from isthmus.wan.tunnel.tunnel_frame import (
     MAX_RANGES,
     MAX_TEXT_BYTES,
     RANGE,
+    USUAL_PAYLOAD_BYTES,
     FrameKind,
     TunnelFrame,
     parse_ranges,
@@ -120,6 +121,7 @@ class Tunnel:
         self._opened_here = SeenNumbers(MAX_STREAMS)
         self._control: deque[TunnelFrame] = deque()
         self._sendable: dict[int, None] = {}
+        self._max_payload_bytes: int | None = None
         self._ack_due_s, self._num_unacknowledged = math.inf, 0
         self._now_s, self._out = now_s, list[TunnelInstruction]()
 
@@ -214,13 +216,16 @@ class Tunnel:
     # Legs
 
     def _leg_up(self, event: LegUp) -> None:
+        if self._max_payload_bytes not in (None, event.max_payload_bytes):
+            raise ProtocolError("a leg takes frames of another length than those before")
+        self._max_payload_bytes = event.max_payload_bytes
         replaced = self._legs.add(event.leg, event.index, self._now_s)
         if replaced is not None:
             self._out.append(CloseLeg(replaced))
             self._lose(replaced)
 
     def _leg_ready(self, event: LegReady) -> None:
-        self._legs.mark_ready(event.leg)
+        self._legs.mark_ready(event.leg, self._now_s)
 
     def _leg_down(self, event: LegDown) -> None:
         self._lose(event.leg)
@@ -398,19 +403,22 @@ class Tunnel:
             return None
         if self._control:
             return self._sent.number(self._control.popleft(), leg)
+        most = self._max_payload_bytes or USUAL_PAYLOAD_BYTES
+        if not self._legs.is_quick(leg):
+            most = min(most, USUAL_PAYLOAD_BYTES)
         while self._sendable:
             number = next(iter(self._sendable))
             del self._sendable[number]
-            if (frame := self._stream_frame(number)) is not None:
+            if (frame := self._stream_frame(number, most)) is not None:
                 return self._sent.number(frame, leg)
         return None
 
-    def _stream_frame(self, number: int) -> TunnelFrame | None:
+    def _stream_frame(self, number: int, max_bytes: int) -> TunnelFrame | None:
         stream = self._streams.get(number)
         if stream is None or not stream.outgoing.can_send:
             return None
         outgoing, offset = stream.outgoing, stream.outgoing.offset
-        if payload := outgoing.next_payload():
+        if payload := outgoing.next_payload(max_bytes):
             self._mark_sendable(number, stream)
             self._set_reading(number, stream)
             return TunnelFrame(FrameKind.DATA, 0, number, offset, payload)

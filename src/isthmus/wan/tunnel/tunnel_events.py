@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from isthmus.wan.tunnel.incoming_bytes import Chunk
-from isthmus.wan.tunnel.tunnel_frame import TunnelFrame
+from isthmus.wan.tunnel.tunnel_frame import MAX_PAYLOAD_BYTES, TunnelFrame
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +64,14 @@ class StreamBroken:
 
 @dataclass(frozen=True, slots=True)
 class LegUp:
-    """A leg is authenticated and takes a frame. `leg` is unique in the tunnel; a new leg of an index replaces one."""
+    """A leg is authenticated and takes a frame. `leg` is unique in the tunnel; a new leg of an index replaces one.
+
+    All legs of a tunnel take payloads of the same `max_payload_bytes`.
+    """
 
     leg: int
     index: int
+    max_payload_bytes: int = MAX_PAYLOAD_BYTES
 
 
 @dataclass(frozen=True, slots=True)

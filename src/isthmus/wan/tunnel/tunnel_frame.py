@@ -15,8 +15,11 @@ from isthmus.core.errors import ProtocolError
 
 HEADER = struct.Struct("!B3xIQQQ")
 HEADER_BYTES = HEADER.size
-MAX_PAYLOAD_BYTES = 256 * 2**10
+MAX_PAYLOAD_BYTES = 512 * 2**10
 """Longest payload of a frame."""
+
+USUAL_PAYLOAD_BYTES = 256 * 2**10
+"""Longest payload of a frame on a leg that takes no longer ones, or takes long for them."""
 
 MAX_TEXT_BYTES = 512
 """Longest target or reason."""

@@ -11,6 +11,9 @@ PING_S = 0.5
 SILENCE_S = 3.0
 """Silence after which a leg counts as broken, unless another one is agreed."""
 
+QUICK_S = 0.05
+"""Time in which a leg takes a frame if long ones keep nothing waiting."""
+
 DIAL_S = (0.0, 0.1, 0.2, 0.4, 0.8, 1.6)
 """Wait before each dial of an index; the last one repeats."""
 
@@ -20,6 +23,7 @@ class _Leg:
     index: int
     heard_s: float
     sent_s: float
+    is_quick: bool = False
 
 
 @dataclass(slots=True)
@@ -77,9 +81,10 @@ class TunnelLegs:
         """Note that something came on a leg."""
         self._legs[leg].heard_s = now_s
 
-    def mark_ready(self, leg: int) -> None:
+    def mark_ready(self, leg: int, now_s: float) -> None:
         """Note that a leg takes a frame."""
         if (one := self._legs.get(leg)) is not None:
+            one.is_quick = now_s < one.sent_s + QUICK_S
             self._ready[leg] = None
             if self._due_s is not None:
                 self._due_s = min(self._due_s, one.sent_s + self._ping_s)
@@ -87,6 +92,10 @@ class TunnelLegs:
     def first_ready(self) -> int | None:
         """Return the leg that has been ready for longest, None if none is."""
         return next(iter(self._ready), None)
+
+    def is_quick(self, leg: int) -> bool:
+        """Whether the last frame of a leg has left soon."""
+        return self._legs[leg].is_quick
 
     def use(self, leg: int, now_s: float) -> None:
         """Note that a frame leaves on a ready leg."""
