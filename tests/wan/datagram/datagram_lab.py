@@ -98,6 +98,12 @@ class DatagramLab:
         """Tell whether both owners got all frames."""
         return (len(self.sides[1].got), len(self.sides[0].got)) == (num_one, num_other)
 
+    def offer(self, number: int, frames: Iterable[bytes]) -> None:
+        """Give the owner of a side more frames."""
+        self.sides[number].frames += frames
+        self._offer(number)
+        self._set_timer(number)
+
     def _offer(self, number: int) -> None:
         side = self.sides[number]
         while side.takes_frame and side.frames:

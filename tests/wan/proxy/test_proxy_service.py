@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager, contextmanager
 
 import pytest
 
-from isthmus.core.errors import PeerError, UnavailableError
+from isthmus.core.errors import InputError, PeerError, UnavailableError
 from isthmus.wan.dial import dial, parse_address
 from isthmus.wan.proxy.pick_proxy import ProxyLoad, pick_proxy
 from isthmus.wan.proxy.proxy_config import LegTransport, LinkLegs, ProxyConfig, parse_network
@@ -48,7 +48,9 @@ class Sites:
 
 
 @asynccontextmanager
-async def services(num_far: int, transport: LegTransport = "tcp", **options: object) -> AsyncIterator[Sites]:
+async def services(
+    num_far: int, transport: LegTransport = "tcp", *, error_correction: bool = False, **options: object
+) -> AsyncIterator[Sites]:
     """Start `num_far` proxies of hangzhou and one of nanjing, whose legs are of `transport`."""
     loop = asyncio.get_running_loop()
     far = [
@@ -58,7 +60,14 @@ async def services(num_far: int, transport: LegTransport = "tcp", **options: obj
     for one in far:
         one.start()
     addresses = [parse_address(one.listens_at or "") for one in far]
-    config = ProxyConfig("nanjing", {"hangzhou": addresses}, {"hangzhou": KEY}, num_legs=3, transport=transport)
+    config = ProxyConfig(
+        "nanjing",
+        {"hangzhou": addresses},
+        {"hangzhou": KEY},
+        num_legs=3,
+        transport=transport,
+        error_correction=error_correction,
+    )
     near = ProxyService(config, loop)
     near.start()
     try:
@@ -147,6 +156,15 @@ def test_bytes_cross_two_proxies_unchanged(transport: LegTransport) -> None:
         assert sent == got
         (tunnel,) = both.call(both.far[0].statistics)["tunnels"]
         assert (tunnel["legs"], tunnel["received_bytes"]) == (3, 3_000_000)
+
+
+def test_bytes_cross_with_error_correction() -> None:
+    """Both sides send parity once the dialler does; legs that cannot have it refuse to start."""
+    with echo_worker() as address, sites(transport="datagram", error_correction=True) as both:
+        sent, got = exchange(address, both.route, 500_000)
+        assert sent == got
+    with pytest.raises(InputError, match="no error correction"):
+        ProxyConfig("a", {"b": [HOME]}, {"b": KEY}, error_correction=True)
 
 
 @pytest.mark.parametrize("transport", ["tcp", "datagram"])
