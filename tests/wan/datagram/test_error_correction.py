@@ -84,10 +84,10 @@ def test_every_frame_comes_once_beyond_the_parity_too(
 
 
 def test_a_message_that_loses_packets_takes_one_round_trip() -> None:
-    """1 MB at 1 Gbit/s, 40 ms and 1 % of loss is there, with its answer, within 1.3 round trips and 8 ms, 19 of 20."""
+    """1 MB at 1 Gbit/s, 40 ms and 1 % of loss is there, with its answer, within 1.3 round trips and 8 ms."""
     lab = corrected(DatagramLab(3, [], line=lambda: Line(LINE_BYTES_PER_S, 0.02, 0.04, 0.01)))
     message, times_s = [bytes(250_000)] * 4, []
-    for number in range(1, 31):
+    for number in range(1, 19):
         start_s = lab.now_s
         lab.offer(0, message)
         lab.run(start_s + 5, lambda number=number: len(lab.sides[1].got) == 4 * number)
@@ -95,8 +95,8 @@ def test_a_message_that_loses_packets_takes_one_round_trip() -> None:
         lab.run(start_s + 5, lambda number=number: len(lab.sides[0].got) == number)
         times_s.append(lab.now_s - start_s)
     late = times_s[10:]
-    assert sorted(late)[-2] < 1.3 * 0.04 + 0.008
-    assert lab.sides[1].session.num_frames_repaired > 60
+    assert max(late) < 1.3 * 0.04 + 0.008
+    assert lab.sides[1].session.num_frames_repaired > 36
     assert lab.sides[0].session.num_pieces_again < 0.01 * lab.sides[0].session.num_pieces
 
 
