@@ -87,7 +87,7 @@ WRONG = [
         True,
         "links[0].crossing.error_correction",
         "roce has no",
-        "datagram",
+        None,
     ),
     (("links", 0, "crossing", "kye"), "x", "links[0].crossing.kye", "unknown field", "did you mean 'key'?"),
     (("links", 0, "crossing", "key"), None, "links[0].crossing.key", "is missing", None),

@@ -13,7 +13,6 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import NamedTuple
 
 from isthmus.core.errors import ProtocolError
 from isthmus.wan.datagram.erasure_code import MAX_PARITY
@@ -47,7 +46,8 @@ class LegPacketKind(IntEnum):
     PARITY = 4
 
 
-class PiecePacket(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class PiecePacket:
     """Piece `index` of `count` of a frame."""
 
     frame: int
