@@ -1,4 +1,4 @@
-"""`OutgoingFrames`: frames cut into pieces, with parity where asked, until so many have arrived that each is whole."""
+"""`OutgoingFrames`: frames cut into pieces, with parity where asked, until enough have arrived to make each whole."""
 
 from __future__ import annotations
 
