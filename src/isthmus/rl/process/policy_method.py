@@ -15,13 +15,13 @@ from isthmus.core.job import Job
 from isthmus.core.job_parts.rl_job import RlConfig
 from isthmus.core.messages.worker_folder import WorkerSpec
 from isthmus.core.model_parts.routing_shape import RoutingShape
+from isthmus.core.process.gc_pause import collection_paused
 from isthmus.data import PromptSet, open_prompts
 from isthmus.rl.audit.choose_sample import is_chosen
 from isthmus.rl.audit.judge_sample import BF16_BOUNDS, FP32_BOUNDS
 from isthmus.rl.audit.trajectory_auditor import SampleClaim, TrajectoryAuditor, audit_or_say
 from isthmus.rl.ledger.ledger_records import LedgerConfig
 from isthmus.rl.overlong_penalty import overlong_penalty
-from isthmus.rl.process.decode_quietly import decode_quietly
 from isthmus.rl.process.gather_policy import PolicyGatherer
 from isthmus.rl.process.log_probabilities import log_probabilities
 from isthmus.rl.process.open_links import open_links
@@ -273,7 +273,7 @@ class PolicyMethod:
             if isinstance(order, SwitchVersion):
                 runner.stage(order.version, self._weights)
             runner.handle(order)
-        with decode_quietly():
+        with collection_paused():
             reports = runner.step()
         for report in reports:
             if problem := coordinator.report(self._engine_name, report):
