@@ -25,6 +25,7 @@ from isthmus.train.communication.communicator import Communicator
 
 Value = TypeVar("Value")
 LIMIT_S = 20.0
+Meet = Callable[..., "Sites"]
 
 
 class ThreadCommunicator(Communicator):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -22,27 +21,12 @@ from isthmus.train.checkpoint.sites.kept_pieces import KeptPieces, remove_kept_p
 from isthmus.train.checkpoint.sites.site_recovery import find_checkpoint
 from isthmus.train.checkpoint.sites.site_stores import SiteStores, choose_copy_holders, group_by_sight
 from isthmus.train.process.collect_export import choose_target, collect_export
-from tests.train.site_ranks import ROW_BYTES, ROWS, Rank, Sites, part_of, restore, save
+from tests.train.site_ranks import ROW_BYTES, ROWS, Meet, Rank, Sites, part_of, restore, save
 from tests.train.worker_jobs import at_site, make_job, make_plan, run_job, started
 
 pytestmark = pytest.mark.integration
 
 SITES = ("north", "south", "west")
-Meet = Callable[..., Sites]
-
-
-@pytest.fixture
-def meet(tmp_path: Path) -> Iterator[Meet]:
-    """Start attempts whose sites keep their folders from one to the next."""
-    attempts = []
-
-    def start(*clusters: str) -> Sites:
-        attempts.append(Sites(tmp_path, clusters))
-        return attempts[-1]
-
-    yield start
-    for one in attempts:
-        one.close()
 
 
 @given(st.lists(st.sampled_from("abc"), min_size=1, max_size=7), st.integers(0, 3))
