@@ -175,7 +175,8 @@ def test_a_crash_at_any_message_leaves_a_checkpoint(tmp_path: Path, victim: int)
         first = Sites(root, SITES)
         save(first, 1, keep=1)
         rank = first.ranks[victim]
-        rank.channel._transport = dying = Dying(rank.transport, before)  # type: ignore[assignment]
+        dying = Dying(rank.transport, before)
+        rank.pass_files_over(dying)  # type: ignore[arg-type]
 
         def attempt(one: Rank) -> bool:
             try:
@@ -231,7 +232,7 @@ def cut_fetch(meet: Meet, num_pieces: int) -> int:
         found = find_checkpoint(one.folder, one.rank, one.stores, one.communicator)
         assert found is not None
         if one is sender:
-            one.channel._transport = Dying(one.transport, 2 * num_pieces, only=(1 << 41) + 17)  # type: ignore
+            one.pass_files_over(Dying(one.transport, 2 * num_pieces, only=(1 << 41) + 17))  # type: ignore
         place, shards = one.folder / "step-00000005", [part_of(0, 1, 0)] if one.rank == 0 else []
         with (
             pytest.raises((KilledError, IsthmusError)),
