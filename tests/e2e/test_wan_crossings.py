@@ -96,7 +96,7 @@ def test_the_demo_shows_equal_losses(mode: str, tmp_path: Path, whole: bool) -> 
         [*command, "--state", str(tmp_path / "demo")], capture_output=True, text=True, check=False, timeout=1200
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    result = json.loads(done.stdout)
+    result = json.loads(done.stdout.splitlines()[-1])
     assert result["losses_equal"]
     assert result["losses_compared"] == 12
     assert result["wan"] == ("gateway" if mode == "gateway" and os.geteuid() == 0 else "proxy")
