@@ -31,7 +31,10 @@ class AccountTree:
         self._named = self._projects_by_member()
         self.has_limits = any(one != NO_LIMITS for one in self._limits.values())
         self.has_monthly_limits = any(one.is_monthly for one in self._limits.values())
-        self.has_guarantees = any(one.guaranteed_chips for one in accounts.projects)
+        self.guarantees = {one.name: one.guarantees for one in accounts.projects if one.guarantees}
+        self.has_places = any(one.chips_at for one in self._limits.values()) or any(
+            one.guaranteed_at for one in accounts.projects
+        )
 
     def limits(self, account: str) -> Limits:
         """Return the limits of an account; none for one that the accounts do not name."""
