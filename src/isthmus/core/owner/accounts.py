@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from isthmus.core.base_model import FrozenModel, Name, NonNegativeInt
-from isthmus.core.owner.chip_scope import ChipScope
+from isthmus.core.owner.chip_scope import ALL_CHIPS, ChipScope
 from isthmus.core.priority import Priority
 from isthmus.core.units import MILLIONTHS, Price
 
@@ -59,7 +59,7 @@ class Limits(FrozenModel):
     @property
     def on_chips(self) -> dict[ChipScope, int]:
         """The limits on chips held at once, that of the whole pool first."""
-        whole = {} if self.chips is None else {ChipScope(): self.chips}
+        whole = {} if self.chips is None else {ALL_CHIPS: self.chips}
         return whole | {one.scope: one.chips for one in self.chips_at}
 
     @property
@@ -92,11 +92,13 @@ class Project(FrozenModel):
     `guaranteed_chips` of any cluster, and besides these the chips of each line of `guaranteed_at`.
     With fair share on, projects share the chips of a priority by `weight`; those below one divide its share, its own
     jobs counting as one more of weight 1. `priority` ranks projects: all jobs of a `high` one come before those of the
-    others, all jobs of a `low` one after them.
+    others, all jobs of a `low` one after them. The `owner` of clusters sees its projects, and sets their quotas of the
+    chips of its own clusters.
     """
 
     name: Name
     parent: Name | None = None
+    owner: Name | None = None
     members: Annotated[tuple[Annotated[str, Field(max_length=80)], ...], Field(max_length=MAX_MEMBERS)] = ()
     guaranteed_chips: NumChips = 0
     guaranteed_at: PlacedChips = ()
@@ -107,7 +109,7 @@ class Project(FrozenModel):
     @property
     def guarantees(self) -> dict[ChipScope, int]:
         """The guaranteed chips by what they are of."""
-        lines = ((ChipScope(), self.guaranteed_chips), *((one.scope, one.chips) for one in self.guaranteed_at))
+        lines = ((ALL_CHIPS, self.guaranteed_chips), *((one.scope, one.chips) for one in self.guaranteed_at))
         return {scope: chips for scope, chips in lines if chips}
 
 

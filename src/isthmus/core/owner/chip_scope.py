@@ -19,14 +19,12 @@ class ChipScope(NamedTuple):
         if not self.cluster:
             return sum(chips.values())
         return sum(
-            number
-            for key, number in chips.items()
-            if key.cluster == self.cluster and self.node_group in ("", key.name)
+            number for key, number in chips.items() if key.cluster == self.cluster and self.node_group in ("", key.name)
         )
 
     def around(self) -> tuple[ChipScope, ...]:
         """Return the scopes that have all chips of this one, the narrowest first: itself, its cluster, the pool."""
-        return tuple(dict.fromkeys((self, ChipScope(self.cluster), ChipScope())))
+        return tuple(dict.fromkeys((self, ChipScope(self.cluster), ALL_CHIPS)))
 
     @property
     def of_text(self) -> str:
@@ -36,6 +34,10 @@ class ChipScope(NamedTuple):
     def __str__(self) -> str:
         """Return `CLUSTER` or `CLUSTER/GROUP`."""
         return f"{self.cluster}/{self.node_group}" if self.node_group else self.cluster
+
+
+ALL_CHIPS = ChipScope()
+"""The chips of the pool."""
 
 
 def within_scopes(lines: Mapping[ChipScope, int]) -> dict[ChipScope, int]:

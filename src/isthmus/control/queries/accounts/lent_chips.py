@@ -3,9 +3,9 @@
 A guarantee is of chips of any cluster, of a cluster, or of a node group. What a project holds counts to the guarantee
 of the node group first, beyond it to that of the cluster, then to that of any cluster: so each chip counts once.
 A project lends what it does not hold of its guarantee. Towards a job within the guarantee of a project, a job outside
-of that project holds lent chips if each project that it alone belongs to holds more than its guarantee, of the chips
-that are wanted; a job without a guarantee always does (as in Kueue's cohorts, where a queue above its nominal quota of a
-flavor borrows). Jobs are taken whole.
+of that project holds lent chips if each project that it alone belongs to holds more than its guarantee of the chips
+that are wanted; a job without a guarantee always does (as in Kueue's cohorts, where a queue above its nominal quota of
+a flavor borrows). Jobs are taken whole.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from isthmus.control.accounts.account_tree import PROJECT_PREFIX
 from isthmus.control.state.allocations import Amounts, chip_needs_of
 from isthmus.control.state.job_records import JobRecord, PoolState
-from isthmus.core.owner.chip_scope import ChipScope
+from isthmus.core.owner.chip_scope import ALL_CHIPS, ChipScope
 from isthmus.core.pool_resource import PoolResource
 
 
@@ -41,7 +41,7 @@ def is_above(
             if scope.cluster == wanted.cluster and more <= most:
                 return False
             covered[scope.cluster] = covered.get(scope.cluster, 0) + min(most, more)
-    return num_chips - sum(covered.values()) > guarantees.get(ChipScope(), 0)
+    return num_chips - sum(covered.values()) > guarantees.get(ALL_CHIPS, 0)
 
 
 def guaranteeing_project(state: PoolState, job: JobRecord) -> str:

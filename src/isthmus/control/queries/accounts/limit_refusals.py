@@ -11,7 +11,7 @@ from isthmus.control.queries.accounts.lent_chips import guaranteeing_project
 from isthmus.control.state.allocations import chip_needs_of
 from isthmus.control.state.job_records import FreeChips, JobRecord, PoolState
 from isthmus.core.owner.accounts import Limits
-from isthmus.core.owner.chip_scope import ChipScope
+from isthmus.core.owner.chip_scope import ALL_CHIPS, ChipScope
 from isthmus.core.units import MILLIONTHS
 from isthmus.core.views.api_views import Submission
 
@@ -23,7 +23,7 @@ class LimitRefusal:
     account: str
     text: str
     # The chips that a limit on chips is about.
-    scope: ChipScope = ChipScope()
+    scope: ChipScope = ALL_CHIPS
 
 
 def limit_refusal(state: PoolState, job: JobRecord) -> LimitRefusal | None:
