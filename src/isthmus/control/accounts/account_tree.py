@@ -67,6 +67,20 @@ class AccountTree:
         """Return a project with all projects below it."""
         return frozenset(name for name, chain in self._chains.items() if project in chain)
 
+    def paths(self) -> dict[str, tuple[str, ...]]:
+        """Return by account of a project those of the projects above it and its own, the highest first.
+
+        Behind that of a project with others below it is "", for its own jobs: they share with these.
+        """
+        parents = {project.parent for project in self.projects.values()}
+        return {
+            PROJECT_PREFIX + name: (
+                *(PROJECT_PREFIX + one for one in reversed(chain)),
+                *([""] if name in parents else []),
+            )
+            for name, chain in self._chains.items()
+        }
+
     def shares(self) -> dict[str, float]:
         """Return the weight of each project's own jobs among all, by account (Slurm's normalised shares).
 

@@ -6,7 +6,7 @@ from collections import Counter
 from datetime import UTC, datetime
 
 from isthmus.control.accounts.account_book import MS_PER_HOUR
-from isthmus.control.accounts.account_tree import AccountTree
+from isthmus.control.accounts.account_tree import PROJECT_PREFIX, AccountTree
 from isthmus.control.coordinator.accounts.check_places import check_places
 from isthmus.control.coordinator.plan_requests import is_plan_requested, request_plans
 from isthmus.control.queries.accounts.limit_refusals import account_text, is_above_limits
@@ -64,7 +64,7 @@ def replace_accounts(state: PoolState, event: AccountsSet) -> None:
             book.hold(accounts, job.charged_chips, 1, now_ms)
             if book.tree.has_places:
                 book.hold_at(accounts, chip_needs_of(job.plan_parts), 1)
-    state.shares.project_weights = book.tree.shares()
+    share_projects(state)
     for keys in [tuple(one) for one in state.indexes.capped.values()]:
         for key in keys:
             uncap(state, job_at_key(state, key))
@@ -73,6 +73,16 @@ def replace_accounts(state: PoolState, event: AccountsSet) -> None:
         if replans and is_above_limits(state, job) and not is_plan_requested(state, job):
             request_plans(state, job)
     state.indexes.capacity_freed = True
+
+
+def share_projects(state: PoolState) -> None:
+    """Let projects share by the accounts in effect: by their tree, or by the part of the whole that it gives to each."""
+    shares, tree = state.shares, state.accounts.tree
+    if shares.by_tree:
+        shares.project_weights = {PROJECT_PREFIX + one.name: one.weight for one in tree.projects.values()}
+        shares.paths = tree.paths()
+    else:
+        shares.project_weights, shares.paths = tree.shares(), {}
 
 
 def _check_limits(state: PoolState, account: str, limits: Limits, holders: list[JobRecord], now_s: float) -> None:
