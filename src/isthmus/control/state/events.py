@@ -445,6 +445,8 @@ class AccountsSet(_EventBase):
     kind: Literal["accounts-set"] = "accounts-set"
     by: Name
     accounts: Accounts
+    # Jobs that wait follow the priorities of their projects; logs of earlier versions were written without.
+    ranks_waiting: bool = False
 
 
 class BudgetsDue(_EventBase):

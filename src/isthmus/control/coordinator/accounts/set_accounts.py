@@ -8,12 +8,13 @@ from datetime import UTC, datetime
 from isthmus.control.accounts.account_book import MS_PER_HOUR
 from isthmus.control.accounts.account_tree import PROJECT_PREFIX, AccountTree
 from isthmus.control.coordinator.accounts.check_places import check_places
+from isthmus.control.coordinator.job_lifecycle import leave_site_queues
 from isthmus.control.coordinator.plan_requests import is_plan_requested, request_plans
 from isthmus.control.queries.accounts.limit_refusals import account_text, is_above_limits
 from isthmus.control.state.allocations import chip_needs_of
 from isthmus.control.state.events import AccountsSet
-from isthmus.control.state.job_records import WAITING_STATES, JobRecord, PoolState
-from isthmus.control.state.update_indexes import job_at_key, uncap
+from isthmus.control.state.job_records import WAITING_STATES, JobRecord, PoolState, project_rank
+from isthmus.control.state.update_indexes import job_at_key, rank_job, uncap
 from isthmus.core.errors import ConflictError
 from isthmus.core.owner.accounts import Limits
 from isthmus.core.owner.check_accounts import check_accounts
@@ -27,9 +28,9 @@ Holders = list[tuple[JobRecord, int]]
 def admit_accounts(state: PoolState, event: AccountsSet) -> bool:
     """Return whether the accounts differ from those in effect.
 
-    Raises `FieldError` for accounts that contradict themselves or guarantee chips that do not exist, and `ConflictError`
-    for a limit below what runs, with the time at which it would hold, for chips that are guaranteed to others, and for
-    a project that is left out and has jobs.
+    Raises `FieldError` for accounts that contradict themselves or guarantee chips that do not exist; `ConflictError` for
+    a limit below what runs, with the time at which it would hold, for chips that are guaranteed to others, and for a
+    project that is left out and has jobs.
     """
     check_accounts(event.accounts)
     if event.accounts == state.accounts.accounts:
@@ -68,6 +69,11 @@ def replace_accounts(state: PoolState, event: AccountsSet) -> None:
     for keys in [tuple(one) for one in state.indexes.capped.values()]:
         for key in keys:
             uncap(state, job_at_key(state, key))
+    for job in state.live_jobs.values() if event.ranks_waiting else ():
+        project = book.tree.projects.get(job.project)
+        if project is not None and not job.charged_chips and project_rank(project) != job.project_rank:
+            leave_site_queues(state, job)
+            rank_job(state, job, project)
     for job in state.live_jobs.values():
         replans = job.state in WAITING_STATES and job.auto_plan and not job.plan_fixed
         if replans and is_above_limits(state, job) and not is_plan_requested(state, job):
@@ -76,7 +82,7 @@ def replace_accounts(state: PoolState, event: AccountsSet) -> None:
 
 
 def share_projects(state: PoolState) -> None:
-    """Let projects share by the accounts in effect: by their tree, or by the part of the whole that it gives to each."""
+    """Let projects share by the accounts in effect: by their tree, or by the part of the whole that each has in it."""
     shares, tree = state.shares, state.accounts.tree
     if shares.by_tree:
         shares.project_weights = {PROJECT_PREFIX + one.name: one.weight for one in tree.projects.values()}

@@ -57,7 +57,9 @@ class QuotaAccess:
         line = self._audit.line("quotas-set", caller, subject, text)
         try:
             self._actor.propose(
-                lambda coordinator: AccountsSet(now_s=now_s, by=caller.name, accounts=accounts_of(coordinator)),
+                lambda coordinator: AccountsSet(
+                    now_s=now_s, by=caller.name, accounts=accounts_of(coordinator), ranks_waiting=True
+                ),
                 lambda _: None, line,
             )  # fmt: skip
         except IsthmusError as error:
