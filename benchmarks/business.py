@@ -17,7 +17,8 @@ itself (`tests/control/owners_month.py`).
 `share`: the meter is timed in each event of logs of pools with faults, which are replayed
 (`benchmarks/_meter_share.py`). A log has only what changes something, and every third event of it ends an interval: the
 most that the meter can cost. The other row is its share of all that the coordinator does while jobs of hours run: it
-takes the reports of sites, gives orders, and looks for what is due.
+takes the reports of sites, gives orders, and looks for what is due. Submissions of a CPU second stand beside those of
+rounds without the meter, by turns (`benchmarks/_metered_submissions.py`).
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from benchmarks import _ledger_slurm, _owners_month
 from benchmarks._ledger_month import DAY_S, Act, month_of, tariffs_of
 from benchmarks._ledger_recount import Recount, recount
 from benchmarks._meter_share import MeterTime, meter_time, running_time
+from benchmarks._metered_submissions import submission_rows
 from benchmarks.table import Row, print_rows, run_parts
 from isthmus.control.accounting.check_ledger import check_ledger
 from isthmus.control.accounting.meter import Meter
@@ -54,6 +56,8 @@ CHECK_EVERY = 16  # `pool_chaos` checks the other invariants after every event
 JOBS, QUICK_JOBS = 100_000, 2_000
 SHARE_SEEDS, QUICK_SHARE_SEEDS = range(16), range(4)
 SHARE_JOBS, QUICK_SHARE_JOBS = 60, 5
+SUBMITTED, QUICK_SUBMITTED = (2_000, 10_000, 7), (100, 500, 1)
+"""Submissions one a request, and many a request, in each round; rounds."""
 MAX_REPLAY_CPU_S, MAX_SHARE = 20.0, 0.03
 
 
@@ -197,8 +201,8 @@ def measure_replay(jobs: int, seed: int) -> list[Row]:
     ]  # fmt: skip
 
 
-def measure_share(seeds: Sequence[int], num_jobs: int) -> list[Row]:
-    """Replay the logs of pools with faults, and let one run `num_jobs` jobs of hours; see `_meter_share`."""
+def measure_share(seeds: Sequence[int], num_jobs: int, submitted: tuple[int, int, int]) -> list[Row]:
+    """Replay the logs of pools with faults, let one run `num_jobs` jobs of hours (`_meter_share`), and submit jobs."""
     times: list[MeterTime] = []
     num_bookings = 0
     for seed in seeds:
@@ -217,6 +221,7 @@ def measure_share(seeds: Sequence[int], num_jobs: int) -> list[Row]:
             target=f"at most {100 * MAX_SHARE:g}", met=whole.share <= MAX_SHARE),
         Row(what=f"the meter, {what}, {num_bookings / whole.events:.2f} bookings each",
             ours=whole.meter_ns / whole.events / 1000, unit="us an event"),
+        *submission_rows(*submitted),
     ]  # fmt: skip
 
 
@@ -242,7 +247,11 @@ def main() -> int:
             _ledger_slurm.QUICK if options.quick else _ledger_slurm.SlurmAmount(), options.seed
         ),
         "share": lambda: measure_share(
-            *((QUICK_SHARE_SEEDS, QUICK_SHARE_JOBS) if options.quick else (SHARE_SEEDS, SHARE_JOBS))
+            *(
+                (QUICK_SHARE_SEEDS, QUICK_SHARE_JOBS, QUICK_SUBMITTED)
+                if options.quick
+                else (SHARE_SEEDS, SHARE_JOBS, SUBMITTED)
+            )
         ),
     }
     rows = run_parts(parts, options.only or tuple(parts))

@@ -235,7 +235,7 @@ def test_the_queue_orders_by_project_then_by_job() -> None:
 
 
 def test_jobs_that_wait_follow_a_new_priority_of_their_project_and_jobs_that_run_keep_theirs() -> None:
-    """As if they were submitted now: in the queue, at the sites and at the planner. Logs of before say nothing of it."""
+    """As if they were submitted now: in the queue and at the sites. Logs of earlier versions do not say so."""
     rows = [{"name": name, "members": [name.upper()]} for name in "xy"]
     pool = pool_with(projects=rows, chips=1)
     start(pool, "y0", "Y", preemptible=False)

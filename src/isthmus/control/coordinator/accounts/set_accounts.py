@@ -28,9 +28,9 @@ Holders = list[tuple[JobRecord, int]]
 def admit_accounts(state: PoolState, event: AccountsSet) -> bool:
     """Return whether the accounts differ from those in effect.
 
-    Raises `FieldError` for accounts that contradict themselves or guarantee chips that do not exist; `ConflictError` for
-    a limit below what runs, with the time at which it would hold, for chips that are guaranteed to others, and for a
-    project that is left out and has jobs.
+    Raises `FieldError` for accounts that contradict themselves or guarantee chips that do not exist; `ConflictError`
+    for a limit below what runs, with the time at which it would hold, for chips that are guaranteed to others, and for
+    a project that is left out and has jobs.
     """
     check_accounts(event.accounts)
     if event.accounts == state.accounts.accounts:
