@@ -462,7 +462,7 @@ def _entry_path(kind: EntryKind, owner: str, name: str) -> str:
 
 _Body = (
     Submission | TokenGrant | TokenRequest | TokenRotation | VersionAddition | GrantChange | DrainRequest
-    | InvitationRequest | JoinRequest | Tariff | Subscription | Accounts
+    | InvitationRequest | JoinRequest | Tariff | Subscription | Accounts | QuotaChange
 )  # fmt: skip
 
 

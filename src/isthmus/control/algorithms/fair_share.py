@@ -91,7 +91,7 @@ class FairShare:
             mine, others = (node.tag(num_ahead), tie), [one for one in parent.children.values() if one is not node]
             num_ahead += sum(one.num_before(rank, mine) for one in others)
             node, tie = parent, min(parent.first(rank) or key, key)
-        return num_ahead + 1 + sum(queue.bisect_left((rank,)) for queue in queues.values())
+        return int(num_ahead + 1 + sum(queue.bisect_left((rank,)) for queue in queues.values()))
 
     def _tree(self, queues: Queues) -> ShareNode:
         """Return the accounts with jobs in `queues` below the projects above them, with what each has used."""

@@ -82,5 +82,6 @@ class ShareNode:
         return int(self.queue.bisect_left((rank + 1,)) - self.queue.bisect_left((rank,)))
 
     def _tie_at(self, rank: int, place: int) -> Key:
-        found: Key = self.first(rank) if self.children else self.queue[self.queue.bisect_left((rank,)) + place]
+        first = self.first(rank) if self.children else None
+        found: Key = first or self.queue[self.queue.bisect_left((rank,)) + place]
         return found

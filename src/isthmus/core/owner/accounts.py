@@ -6,6 +6,7 @@ it; the limits of all of these hold. Amounts of a month are those of the calenda
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -128,3 +129,12 @@ class Accounts(FrozenModel):
     projects: Annotated[tuple[Project, ...], Field(max_length=MAX_PROJECTS)] = ()
     groups: Annotated[tuple[UserGroup, ...], Field(max_length=MAX_GROUPS)] = ()
     users: Annotated[tuple[UserLimits, ...], Field(max_length=MAX_USERS)] = ()
+
+    def all_limits(self) -> Iterator[tuple[tuple[str, str], str, Limits]]:
+        """Yield for each account its field, such as `("projects", "0")`, its name and its limits."""
+        for index, project in enumerate(self.projects):
+            yield ("projects", str(index)), project.name, project.limits
+        for index, group in enumerate(self.groups):
+            yield ("groups", str(index)), group.name, group.limits
+        for index, user in enumerate(self.users):
+            yield ("users", str(index)), user.name, user.limits

@@ -66,13 +66,10 @@ def _check_tree(accounts: Accounts) -> None:
 
 def _check_places(accounts: Accounts) -> None:
     """Each cluster and node group is named once in a list."""
-    for kind, accounts_of_kind in (
-        ("projects", accounts.projects), ("groups", accounts.groups), ("users", accounts.users),
-    ):  # fmt: skip
-        for index, one in enumerate(accounts_of_kind):
-            _check_places_once(one.limits.chips_at, (kind, str(index), "limits", "chips_at"))
-            if isinstance(one, Project):
-                _check_places_once(one.guaranteed_at, (kind, str(index), "guaranteed_at"))
+    for index, project in enumerate(accounts.projects):
+        _check_places_once(project.guaranteed_at, ("projects", str(index), "guaranteed_at"))
+    for field, _, limits in accounts.all_limits():
+        _check_places_once(limits.chips_at, (*field, "limits", "chips_at"))
 
 
 def _check_places_once(lines: Sequence[ChipsAt], place: tuple[str, ...]) -> None:

@@ -38,9 +38,9 @@ def with_quota(accounts: Accounts, account: str, change: QuotaChange) -> Account
     named: tuple[Project | UserGroup, ...] = accounts.projects if kind == "project" else accounts.groups
     if all(one.name != name for one in named):
         raise NotFoundError(f"no {kind} '{name}'", hint="isthmus quota show lists them; isthmus quota set adds one")
-    given = {"limits": change.limits}
+    given: dict[str, object] = {"limits": change.limits}
     if change.guaranteed_at is not None:
-        given |= {"guaranteed_at": change.guaranteed_at}
+        given["guaranteed_at"] = change.guaranteed_at
     changed = tuple(one.model_copy(update=given) if one.name == name else one for one in named)
     return accounts.model_copy(update={f"{kind}s": changed})
 

@@ -44,10 +44,9 @@ def _lines(accounts: Accounts) -> Iterator[tuple[str, tuple[str, ...], ChipsAt]]
     for index, project in enumerate(accounts.projects):
         for place, line in enumerate(project.guaranteed_at):
             yield project.name, ("projects", str(index), "guaranteed_at", str(place)), line
-    for kind, named in (("projects", accounts.projects), ("groups", accounts.groups), ("users", accounts.users)):
-        for index, one in enumerate(named):
-            for place, line in enumerate(one.limits.chips_at):
-                yield f"{kind} {one.name}", (kind, str(index), "limits", "chips_at", str(place)), line
+    for field, name, limits in accounts.all_limits():
+        for place, line in enumerate(limits.chips_at):
+            yield f"{field[0]} {name}", (*field, "limits", "chips_at", str(place)), line
 
 
 def _check_line(state: PoolState, line: ChipsAt, place: tuple[str, ...]) -> None:

@@ -9,7 +9,7 @@ from isthmus.control.accounts.account_book import FULL_PERCENT, MS_PER_HOUR, Acc
 from isthmus.control.accounts.account_tree import PROJECT_PREFIX
 from isthmus.control.queries.accounts.lent_chips import guaranteeing_project
 from isthmus.control.state.allocations import chip_needs_of
-from isthmus.control.state.job_records import FreeChips, JobRecord, PoolState
+from isthmus.control.state.job_records import JobRecord, PoolState
 from isthmus.core.owner.accounts import Limits
 from isthmus.core.owner.chip_scope import ALL_CHIPS, ChipScope
 from isthmus.core.units import MILLIONTHS
@@ -130,7 +130,7 @@ def is_above_limits(state: PoolState, job: JobRecord) -> bool:
     )
 
 
-def free_within_limits(state: PoolState, job: JobRecord, free: FreeChips) -> FreeChips:
+def free_within_limits(state: PoolState, job: JobRecord, free: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
     """Return `free` chips with no more at a cluster or node group than the limits of the job's accounts there admit.
 
     A limit of a cluster goes to the first of its node groups whose chips the job may use.
@@ -145,13 +145,12 @@ def free_within_limits(state: PoolState, job: JobRecord, free: FreeChips) -> Fre
         if scope.cluster in free
     ]
     found = {cluster: dict(groups) for cluster, groups in free.items()} if lines else free
-    for scope, limit in lines:
-        groups, left = dict(found[scope.cluster]), limit
+    for scope, left in lines:
+        groups = found[scope.cluster]
         for group in _usable_first(state, job, scope):
             if group in groups:
                 groups[group] = min(groups[group], left)
                 left -= groups[group]
-        found[scope.cluster] = groups
     return found
 
 
