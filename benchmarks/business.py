@@ -17,8 +17,10 @@ itself (`tests/control/owners_month.py`).
 `share`: the meter is timed in each event of logs of pools with faults, which are replayed
 (`benchmarks/_meter_share.py`). A log has only what changes something, and every third event of it ends an interval: the
 most that the meter can cost. The other row is its share of all that the coordinator does while jobs of hours run: it
-takes the reports of sites, gives orders, and looks for what is due. Submissions of a CPU second stand beside those of
-rounds without the meter, by turns (`benchmarks/_metered_submissions.py`).
+takes the reports of sites, gives orders, and looks for what is due.
+
+`submissions`: how many a CPU second takes by the path that a server takes, beside rounds without the meter, by turns
+(`benchmarks/_metered_submissions.py`).
 """
 
 from __future__ import annotations
@@ -50,7 +52,7 @@ from isthmus.control.store.column_codec import column_codec
 from isthmus.core.messages.worker_folder import write_atomically
 from isthmus.core.owner.tariff import Tariff
 
-PARTS = ("runs", "replay", "month", "slurm", "share")
+PARTS = ("runs", "replay", "month", "slurm", "share", "submissions")
 RUNS, QUICK_RUNS, BATCH = 10_000, 20, 10
 CHECK_EVERY = 16  # `pool_chaos` checks the other invariants after every event
 JOBS, QUICK_JOBS = 100_000, 2_000
@@ -201,8 +203,8 @@ def measure_replay(jobs: int, seed: int) -> list[Row]:
     ]  # fmt: skip
 
 
-def measure_share(seeds: Sequence[int], num_jobs: int, submitted: tuple[int, int, int]) -> list[Row]:
-    """Replay the logs of pools with faults, let one run `num_jobs` jobs of hours (`_meter_share`), and submit jobs."""
+def measure_share(seeds: Sequence[int], num_jobs: int) -> list[Row]:
+    """Replay the logs of pools with faults, and let one run `num_jobs` jobs of hours; see `_meter_share`."""
     times: list[MeterTime] = []
     num_bookings = 0
     for seed in seeds:
@@ -221,16 +223,13 @@ def measure_share(seeds: Sequence[int], num_jobs: int, submitted: tuple[int, int
             target=f"at most {100 * MAX_SHARE:g}", met=whole.share <= MAX_SHARE),
         Row(what=f"the meter, {what}, {num_bookings / whole.events:.2f} bookings each",
             ours=whole.meter_ns / whole.events / 1000, unit="us an event"),
-        *submission_rows(*submitted),
     ]  # fmt: skip
 
 
 def main() -> int:
     """Measure the chosen parts and print the rows; the exit status tells whether all targets are met."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
-    parser.add_argument(
-        "--only", action="append", choices=("runs", "replay", "month", "slurm", "share"), help="one part"
-    )
+    parser.add_argument("--only", action="append", choices=PARTS, help="one part")
     parser.add_argument("--runs", type=int, default=None, help=f"seeds to play (default {RUNS})")
     parser.add_argument("--jobs", type=int, default=None, help=f"jobs of the month (default {JOBS})")
     parser.add_argument("--keep", type=Path, help="a file of the sums of seeded runs so far, to go on from")
@@ -247,12 +246,9 @@ def main() -> int:
             _ledger_slurm.QUICK if options.quick else _ledger_slurm.SlurmAmount(), options.seed
         ),
         "share": lambda: measure_share(
-            *(
-                (QUICK_SHARE_SEEDS, QUICK_SHARE_JOBS, QUICK_SUBMITTED)
-                if options.quick
-                else (SHARE_SEEDS, SHARE_JOBS, SUBMITTED)
-            )
+            *((QUICK_SHARE_SEEDS, QUICK_SHARE_JOBS) if options.quick else (SHARE_SEEDS, SHARE_JOBS))
         ),
+        "submissions": lambda: list(submission_rows(*(QUICK_SUBMITTED if options.quick else SUBMITTED))),
     }
     rows = run_parts(parts, options.only or tuple(parts))
     print_rows(rows, options.json)
