@@ -58,7 +58,7 @@ CHECK_EVERY = 16  # `pool_chaos` checks the other invariants after every event
 JOBS, QUICK_JOBS = 100_000, 2_000
 SHARE_SEEDS, QUICK_SHARE_SEEDS = range(16), range(4)
 SHARE_JOBS, QUICK_SHARE_JOBS = 60, 5
-SUBMITTED, QUICK_SUBMITTED = (2_000, 10_000, 7), (100, 500, 1)
+SUBMITTED, QUICK_SUBMITTED = (400, 5_000, 9), (100, 500, 1)
 """Submissions one a request, and many a request, in each round; rounds."""
 MAX_REPLAY_CPU_S, MAX_SHARE = 20.0, 0.03
 
