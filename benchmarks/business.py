@@ -19,8 +19,8 @@ itself (`tests/control/owners_month.py`).
 most that the meter can cost. The other row is its share of all that the coordinator does while jobs of hours run: it
 takes the reports of sites, gives orders, and looks for what is due.
 
-`submissions`: how many a CPU second takes by the path that a server takes, beside rounds without the meter, by turns
-(`benchmarks/_metered_submissions.py`).
+`submissions`: how many the server's service and coordinator take in a CPU second, beside rounds without the meter, by
+turns (`benchmarks/_metered_submissions.py`).
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ CHECK_EVERY = 16  # `pool_chaos` checks the other invariants after every event
 JOBS, QUICK_JOBS = 100_000, 2_000
 SHARE_SEEDS, QUICK_SHARE_SEEDS = range(16), range(4)
 SHARE_JOBS, QUICK_SHARE_JOBS = 60, 5
-SUBMITTED, QUICK_SUBMITTED = (400, 5_000, 9), (100, 500, 1)
+SUBMITTED, QUICK_SUBMITTED = (3_000, 10_000, 9), (100, 500, 1)
 """Submissions one a request, and many a request, in each round; rounds."""
 MAX_REPLAY_CPU_S, MAX_SHARE = 20.0, 0.03
 
