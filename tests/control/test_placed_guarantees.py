@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from isthmus.control.queries.accounts.lent_chips import is_above
 from isthmus.control.state.allocations import chip_needs_of
@@ -182,18 +183,17 @@ def test_a_project_takes_chips_of_a_site_back_below_a_parent_at_its_limit_there(
 BAD: tuple[tuple[list[dict[str, Any]], type[Exception], str], ...] = (
     (
         [project("x", at("none", 1))], FieldError,
-        "projects.0.guaranteed_at.0.cluster: no cluster 'none' has joined",
+        "projects.0.guaranteed_at.0: no cluster 'none' has joined",
     ),
     (
         [project("x", at("a", 1, "none"))], FieldError,
-        "projects.0.guaranteed_at.0.node_group: cluster a has no node group 'none'",
+        "projects.0.guaranteed_at.0: cluster a has no node group 'none'",
     ),
     ([project("x", at("a", 5))], FieldError, "projects.0.guaranteed_at.0.chips: 5 chips of a are guaranteed, it has 4"),
     (
         [project("x", limits={"chips_at": [at("none", 1)]})], FieldError,
-        "projects.0.limits.chips_at.0.cluster: no cluster 'none' has joined",
+        "projects.0.limits.chips_at.0: no cluster 'none' has joined",
     ),
-    ([project("x", at("a", 1), at("a", 2))], FieldError, "projects.0.guaranteed_at.1: a is entry 1 already"),
     (
         [project("x", at("a", 3, "g")), project("y", at("a", 2))], ConflictError,
         "5 chips of a are guaranteed, it has 4: x 3, y 2",
@@ -223,6 +223,12 @@ def test_chips_that_do_not_exist_or_are_guaranteed_twice_are_refused(
         set_accounts(pool, *rows)
     assert raised.value.message == message  # type: ignore[attr-defined]
     assert pool.coordinator.state.accounts.accounts == Accounts()
+
+
+def test_a_cluster_or_node_group_is_listed_once() -> None:
+    """The line of the file is named."""
+    with pytest.raises(ValidationError, match="a/g is listed twice"):
+        Accounts.model_validate({"projects": [project("x", at("a", 1, "g"), at("a", 2), at("a", 2, "g"))]})
 
 
 def test_a_limit_of_a_site_below_what_runs_there_is_refused() -> None:

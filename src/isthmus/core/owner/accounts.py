@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from isthmus.core.base_model import FrozenModel, Name, NonNegativeInt
 from isthmus.core.owner.chip_scope import ALL_CHIPS, ChipScope
@@ -42,7 +42,14 @@ class ChipsAt(FrozenModel):
         return ChipScope(self.cluster, self.node_group or "")
 
 
-PlacedChips = Annotated[tuple[ChipsAt, ...], Field(max_length=MAX_PLACES)]
+def _check_once(lines: tuple[ChipsAt, ...]) -> tuple[ChipsAt, ...]:
+    for index, line in enumerate(lines):
+        if line.scope in (one.scope for one in lines[:index]):
+            raise ValueError(f"{line.scope} is listed twice")
+    return lines
+
+
+PlacedChips = Annotated[tuple[ChipsAt, ...], Field(max_length=MAX_PLACES), AfterValidator(_check_once)]
 
 
 class Limits(FrozenModel):

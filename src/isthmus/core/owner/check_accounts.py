@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from isthmus.core.base_model import NAME_PATTERN
 from isthmus.core.errors import FieldError
-from isthmus.core.owner.accounts import GROUP_PREFIX, MAX_DEPTH, Accounts, ChipsAt, Project
+from isthmus.core.owner.accounts import GROUP_PREFIX, MAX_DEPTH, Accounts, Project
 from isthmus.core.owner.chip_scope import ChipScope, within_scopes
 
 
@@ -21,7 +21,6 @@ def check_accounts(accounts: Accounts) -> None:
     for index, project in enumerate(accounts.projects):
         _check_members(index, project, groups)
     _check_tree(accounts)
-    _check_places(accounts)
     _check_guarantees(accounts)
 
 
@@ -62,24 +61,6 @@ def _check_tree(accounts: Accounts) -> None:
             if len(above) > MAX_DEPTH:
                 raise FieldError(f"the tree is deeper than {MAX_DEPTH} projects", place=where, hint="make it flatter")
             at = parents[at]
-
-
-def _check_places(accounts: Accounts) -> None:
-    """Each cluster and node group is named once in a list."""
-    for index, project in enumerate(accounts.projects):
-        _check_places_once(project.guaranteed_at, ("projects", str(index), "guaranteed_at"))
-    for field, _, limits in accounts.all_limits():
-        _check_places_once(limits.chips_at, (*field, "limits", "chips_at"))
-
-
-def _check_places_once(lines: Sequence[ChipsAt], place: tuple[str, ...]) -> None:
-    seen: dict[ChipScope, int] = {}
-    for index, one in enumerate(lines):
-        if one.scope in seen:
-            raise FieldError(
-                f"{one.scope} is entry {seen[one.scope] + 1} already", place=(*place, str(index)), hint="remove one"
-            )
-        seen[one.scope] = index
 
 
 def _check_guarantees(accounts: Accounts) -> None:

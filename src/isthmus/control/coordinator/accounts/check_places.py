@@ -50,16 +50,13 @@ def _lines(accounts: Accounts) -> Iterator[tuple[str, tuple[str, ...], ChipsAt]]
 
 
 def _check_line(state: PoolState, line: ChipsAt, place: tuple[str, ...]) -> None:
-    if line.cluster not in state.clusters:
-        known = ", ".join(sorted(state.clusters)) or "none"
-        raise FieldError(f"no cluster '{line.cluster}' has joined", place=(*place, "cluster"), hint=f"known: {known}")
-    most = chips_of(state, line.scope)
+    most, record = chips_of(state, line.scope), state.clusters.get(line.cluster)
     if most is None:
-        known = ", ".join(group.name for group in state.clusters[line.cluster].cluster.node_groups)
-        raise FieldError(
-            f"cluster {line.cluster} has no node group '{line.node_group}'",
-            place=(*place, "node_group"), hint=f"known: {known}",
-        )  # fmt: skip
+        what, known = f"no cluster '{line.cluster}' has joined", sorted(state.clusters)
+        if record is not None:
+            known = [group.name for group in record.cluster.node_groups]
+            what = f"cluster {line.cluster} has no node group '{line.node_group}'"
+        raise FieldError(what, place=place, hint=f"known: {', '.join(known) or 'none'}")
     if place[2] == "guaranteed_at" and line.chips > most:
         raise FieldError(
             f"{line.chips} chips of {line.scope} are guaranteed, it has {most}",

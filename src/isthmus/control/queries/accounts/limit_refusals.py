@@ -135,30 +135,18 @@ def free_within_limits(state: PoolState, job: JobRecord, free: dict[str, dict[st
 
     A limit of a cluster goes to the first of its node groups whose chips the job may use.
     """
-    tree = state.accounts.tree
+    tree, kinds = state.accounts.tree, job.spec.placement.chips
     if not tree.has_places:
         return free
-    lines = [
-        (scope, limit)
-        for account in tree.accounts_of(job.user, job.project)
-        for scope, limit in tree.limits(account).on_chips.items()
-        if scope.cluster in free
-    ]
-    found = {cluster: dict(groups) for cluster, groups in free.items()} if lines else free
-    for scope, left in lines:
-        groups = found[scope.cluster]
-        for group in _usable_first(state, job, scope):
-            if group in groups:
-                groups[group] = min(groups[group], left)
-                left -= groups[group]
+    found = {cluster: dict(groups) for cluster, groups in free.items()}
+    for line in (one for name in tree.accounts_of(job.user, job.project) for one in tree.limits(name).chips_at):
+        groups, left = found.get(line.cluster, {}), line.chips
+        named = state.clusters[line.cluster].cluster.node_groups if groups else ()
+        for group in sorted(named, key=lambda one: bool(kinds) and one.chip not in kinds):
+            if group.name in groups and line.node_group in (None, group.name):
+                groups[group.name] = min(groups[group.name], left)
+                left -= groups[group.name]
     return found
-
-
-def _usable_first(state: PoolState, job: JobRecord, scope: ChipScope) -> list[str]:
-    """Return the node groups of a scope, first those whose chips the job may use."""
-    kinds, groups = job.spec.placement.chips, state.clusters[scope.cluster].cluster.node_groups
-    inside = [one for one in groups if scope.node_group in ("", one.name)]
-    return [one.name for one in sorted(inside, key=lambda one: bool(kinds) and one.chip not in kinds)]
 
 
 def account_text(account: str) -> str:
