@@ -18,6 +18,9 @@ itself (`tests/control/owners_month.py`).
 (`benchmarks/_meter_share.py`). A log has only what changes something, and every third event of it ends an interval: the
 most that the meter can cost. The other row is its share of all that the coordinator does while jobs of hours run: it
 takes the reports of sites, gives orders, and looks for what is due.
+
+`submissions`: how many the server's service and coordinator take in a CPU second, beside rounds without the meter, by
+turns (`benchmarks/_metered_submissions.py`).
 """
 
 from __future__ import annotations
@@ -38,6 +41,7 @@ from benchmarks import _ledger_slurm, _owners_month
 from benchmarks._ledger_month import DAY_S, Act, month_of, tariffs_of
 from benchmarks._ledger_recount import Recount, recount
 from benchmarks._meter_share import MeterTime, meter_time, running_time
+from benchmarks._metered_submissions import submission_rows
 from benchmarks.table import Row, print_rows, run_parts
 from isthmus.control.accounting.check_ledger import check_ledger
 from isthmus.control.accounting.meter import Meter
@@ -48,12 +52,14 @@ from isthmus.control.store.column_codec import column_codec
 from isthmus.core.messages.worker_folder import write_atomically
 from isthmus.core.owner.tariff import Tariff
 
-PARTS = ("runs", "replay", "month", "slurm", "share")
+PARTS = ("runs", "replay", "month", "slurm", "share", "submissions")
 RUNS, QUICK_RUNS, BATCH = 10_000, 20, 10
 CHECK_EVERY = 16  # `pool_chaos` checks the other invariants after every event
 JOBS, QUICK_JOBS = 100_000, 2_000
 SHARE_SEEDS, QUICK_SHARE_SEEDS = range(16), range(4)
 SHARE_JOBS, QUICK_SHARE_JOBS = 60, 5
+SUBMITTED, QUICK_SUBMITTED = (3_000, 10_000, 9), (100, 500, 1)
+"""Submissions one a request, and many a request, in each round; rounds."""
 MAX_REPLAY_CPU_S, MAX_SHARE = 20.0, 0.03
 
 
@@ -223,9 +229,7 @@ def measure_share(seeds: Sequence[int], num_jobs: int) -> list[Row]:
 def main() -> int:
     """Measure the chosen parts and print the rows; the exit status tells whether all targets are met."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
-    parser.add_argument(
-        "--only", action="append", choices=("runs", "replay", "month", "slurm", "share"), help="one part"
-    )
+    parser.add_argument("--only", action="append", choices=PARTS, help="one part")
     parser.add_argument("--runs", type=int, default=None, help=f"seeds to play (default {RUNS})")
     parser.add_argument("--jobs", type=int, default=None, help=f"jobs of the month (default {JOBS})")
     parser.add_argument("--keep", type=Path, help="a file of the sums of seeded runs so far, to go on from")
@@ -244,6 +248,7 @@ def main() -> int:
         "share": lambda: measure_share(
             *((QUICK_SHARE_SEEDS, QUICK_SHARE_JOBS) if options.quick else (SHARE_SEEDS, SHARE_JOBS))
         ),
+        "submissions": lambda: list(submission_rows(*(QUICK_SUBMITTED if options.quick else SUBMITTED))),
     }
     rows = run_parts(parts, options.only or tuple(parts))
     print_rows(rows, options.json)

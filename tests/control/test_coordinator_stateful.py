@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -86,24 +87,36 @@ class AnyPool(RuleBasedStateMachine):
         """Name one of the latest jobs."""
         return f"j{max(0, self.submitted - 1 - number)}"
 
-    @rule(projects=limited, hours=st.none() | st.integers(0, 1))
-    def set_accounts(self, projects: tuple[tuple[int, int | None], ...], hours: int | None) -> None:
+    @rule(projects=limited, hours=st.none() | st.integers(0, 1), priority=priorities, site=st.none() | sites)
+    def set_accounts(
+        self, projects: tuple[tuple[int, int | None], ...], hours: int | None, priority: str, site: str | None
+    ) -> None:
         """The operator guarantees chips to two projects, and limits them and their only user, unless more is held."""
         with allowed:
-            self.set_limits(projects, hours)
+            self.set_limits(projects, hours, priority, site)
 
-    def set_limits(self, projects: tuple[tuple[int, int | None], ...], hours: int | None) -> None:
+    def set_limits(
+        self, projects: tuple[tuple[int, int | None], ...], hours: int | None, priority: str = "middle",
+        site: str | None = None,
+    ) -> None:  # fmt: skip
         rows = [
-            {"name": name, "members": ["u"], "guaranteed_chips": have, "limits": {"chips": most}}
+            {"name": name, "members": ["u"], "guaranteed_chips": have, "limits": {"chips": most}, "priority": priority}
             for name, (have, most) in zip("pq", projects, strict=True)
         ]
+        placed: list[dict[str, Any]] = []
+        if site is not None:  # the first of them at one site
+            have, most = projects[0]
+            placed = [{"cluster": site, "chips": have}]
+            limits = {} if most is None else {"chips_at": [{"cluster": site, "node_group": "g", "chips": most}]}
+            rows[0] |= {"guaranteed_at": placed, "limits": limits, "guaranteed_chips": 0}
         total = sum(have for have, _ in projects)
         if total:  # both below one that may hold no more than it is guaranteed
             rows = [row | {"parent": "lab"} for row in rows]
-            rows.append({"name": "lab", "guaranteed_chips": total, "limits": {"chips": max(3, total)}})
+            rows.append({"name": "lab", "guaranteed_at": placed, "limits": {"chips": max(3, total)}})
+            rows[-1]["guaranteed_chips"] = total - sum(one["chips"] for one in placed)
         users = [{"name": "u", "limits": {"chip_hours_per_month": hours}}]
         given = Accounts.model_validate({"projects": rows, "users": users})
-        self.pool.tell(AccountsSet(now_s=self.pool.now_s, by="root", accounts=given))
+        self.pool.tell(AccountsSet(now_s=self.pool.now_s, by="root", accounts=given, ranks_waiting=True))
 
     @rule(
         first=shapes, second=shapes, manual=st.booleans(), restarts=st.integers(0, 2), priority=priorities,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import permutations
 
 import pytest
 from hypothesis import given, settings
@@ -10,10 +11,12 @@ from hypothesis import strategies as st
 from sortedcontainers import SortedList
 
 from isthmus.control.accounts.account_tree import AccountTree
-from isthmus.control.algorithms.fair_share import HELD_CHIP_S, FairShare, Key
+from isthmus.control.algorithms.fair_share import FairShare
+from isthmus.control.algorithms.share_node import Key
 from isthmus.control.queries.explain_wait import answer_query, query_job
 from isthmus.control.queries.user_views import iterate_queue
-from isthmus.control.state.events import PoolSet
+from isthmus.control.state.events import AccountsSet, PoolSet
+from isthmus.control.state.queue_order import queue_head
 from isthmus.control.store.snapshot_codec import restore_state, serialize_state
 from isthmus.core.owner.accounts import Accounts, Project
 from tests.control.driver import Driver
@@ -84,13 +87,25 @@ def test_another_half_life_counts_from_the_change_on() -> None:
 keys = st.lists(st.tuples(st.integers(0, 2), st.sampled_from("abcd"), st.integers(0, 50)), max_size=60)
 
 
-@given(keys, st.dictionaries(st.sampled_from("abcde"), st.integers(0, 9)), st.sampled_from(range(1, 4)))
+trees = st.sampled_from(
+    (
+        {},
+        {"a": "ea", "b": "eb", "e": "e "},
+        {"a": "eba", "b": "eb ", "c": "ec", "e": "e "},
+        {"a": "a ", "b": "ab ", "d": "abd"},
+    )
+)
+"""The path of each account that is below another, or above; " " are the own jobs of one."""
+
+
+@given(keys, st.dictionaries(st.sampled_from("abcde"), st.integers(0, 9)), st.sampled_from(range(1, 4)), trees)
 @settings(max_examples=150, deadline=None)
 def test_the_place_of_every_job_is_its_place_in_the_order(
-    jobs: list[tuple[int, str, int]], held: dict[str, int], weight: int
+    jobs: list[tuple[int, str, int]], held: dict[str, int], weight: int, tree: dict[str, str]
 ) -> None:
     """Also of one that is not in the queue yet; each job has one place, and a rank is never passed by a later one."""
     made = shares(a=float(weight))
+    made.paths = {name: tuple(one.strip() for one in path) for name, path in tree.items()}
     for user, chips in held.items():
         made.charge(user, chips, 0.0)
     made.now_s = 5000.0
@@ -210,7 +225,6 @@ def test_the_usage_of_users_survives_a_snapshot() -> None:
     after = restore_state(serialize_state(pool.coordinator.state))
     assert after.shares == before.shares
     assert after.indexes.queued_by_user == before.indexes.queued_by_user
-    assert before.shares.tag("u0", 0) - before.shares.used_chip_s("u0") == HELD_CHIP_S * 2
 
 
 @given(st.lists(st.tuples(st.integers(-1, 8), st.floats(0.1, 10)), min_size=1, max_size=9))
@@ -230,3 +244,75 @@ def test_projects_below_one_divide_its_share(drawn: list[tuple[int, float]]) -> 
     assert AccountTree(Accounts(projects=(lab, *below))).shares() == {
         "project:lab": 1, "project:a": 1, "project:b": 4,
     }  # fmt: skip
+
+
+def by_tree(*projects: Project) -> FairShare:
+    """Shares of projects by their tree."""
+    made, tree = shares(), AccountTree(Accounts(projects=projects))
+    made.project_weights = {f"project:{one.name}": one.weight for one in projects}
+    made.paths = tree.paths()
+    return made
+
+
+LAB = (Project(name="lab"), Project(name="a", parent="lab"), Project(name="b", parent="lab"), Project(name="other"))
+
+
+@pytest.mark.parametrize(
+    ("busy", "parts"),
+    [("a other", (0.5, 0.5)), ("a b other", (0.25, 0.25, 0.5)), ("lab b other", (0.25, 0.25, 0.5))],
+)
+def test_what_an_idle_project_leaves_goes_to_those_beside_it(busy: str, parts: tuple[float, ...]) -> None:
+    """The lab has half of the chips, whichever of its projects has work."""
+    made, names = by_tree(*LAB), [f"project:{name}" for name in busy.split()]
+    got = serve(made, queues(*names * 2000), 8, 5 * DAY_S, 3)
+    for name, part in zip(names, parts, strict=True):
+        assert got[name] / sum(got.values()) == pytest.approx(part, rel=0.1)
+
+
+@given(
+    st.lists(st.tuples(st.integers(-1, 8), st.sampled_from((0.5, 1.0, 2.0, 3.0))), min_size=2, max_size=9),
+    st.sets(st.integers(0, 8), min_size=1),
+)
+@settings(deadline=None)
+def test_at_each_project_those_with_work_share_by_their_weights(drawn: list[tuple[int, float]], busy: set[int]) -> None:
+    """Of equal usage, at every moment of the order: none is more than its next job ahead of one beside it."""
+    projects = [
+        Project(name=f"p{at}", parent=f"p{parent % at}" if at and parent >= 0 else None, weight=weight)
+        for at, (parent, weight) in enumerate(drawn)
+    ]
+    made = by_tree(*projects)
+    names = [f"project:p{at}" for at in range(len(drawn)) if at in busy]
+    waiting = queues(*names * 60)
+    account_of = {key[2]: name for name, queue in waiting.items() for key in queue}
+    counts = dict.fromkeys(
+        (path[: at + 1] for name in names for path in [made.paths[name]] for at in range(len(path))), 0
+    )
+    for _, _, number in list(made.order(waiting, RANKS))[:59]:  # so that none has run out of jobs
+        path = made.paths[account_of[number]]
+        for at in range(len(path)):
+            counts[path[: at + 1]] += 1
+        for one, other in permutations(counts, 2):
+            if one[:-1] == other[:-1]:
+                ahead = (counts[one] - 1) / (made.weight(one[-1]) if one[-1] else 1.0)
+                assert ahead <= counts[other] / (made.weight(other[-1]) if other[-1] else 1.0)
+
+
+def test_a_pool_shares_by_the_tree_once_the_log_says_so() -> None:
+    """Logs of earlier versions keep the order in which they were decided; a job below a project is told of it."""
+    rows = [{"name": "lab"}, {"name": "a", "parent": "lab", "members": ["ann"]}, {"name": "b", "members": ["bob"]}]
+    pool = fair_pool(chips=1)
+    given = Accounts.model_validate({"projects": rows})
+    pool.tell(AccountsSet(now_s=pool.now_s, by="root", accounts=given))
+    assert pool.coordinator.state.shares.project_weights == {"project:lab": 0.5, "project:a": 0.5, "project:b": 1}
+    pool.tell(PoolSet(now_s=1, planner_turns=True, half_life_s=DAY_S, share_by_tree=True))
+    state = pool.coordinator.state
+    assert (state.shares.project_weights["project:a"], state.shares.paths["project:lab"]) == (1, ("project:lab", ""))
+    for number in range(3):
+        pool.submit(f"a{number}", user="ann")
+        pool.submit(f"b{number}", user="bob")
+    settle(pool)
+    order = [state.indexes.ids_by_number[key[2]] for key in queue_head(state)]
+    assert [pool.coordinator.job_view(name).place for name in order] == [*range(1, len(order) + 1)]
+    (status,) = answer_query(query_job(state, state.jobs["a1"], pool.now_s, {}, None))
+    assert any("below project lab (weight 1), which shares as a whole" in note for note in status.notes)
+    assert restore_state(serialize_state(state)).shares == state.shares

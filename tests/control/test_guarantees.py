@@ -234,6 +234,34 @@ def test_the_queue_orders_by_project_then_by_job() -> None:
     assert order == ["high-high", "high-low", "middle-high", "middle-low", "low-high", "low-low"]
 
 
+def test_jobs_that_wait_follow_a_new_priority_of_their_project_and_jobs_that_run_keep_theirs() -> None:
+    """As if they were submitted now: in the queue and at the sites. Logs of earlier versions do not say so."""
+    rows = [{"name": name, "members": [name.upper()]} for name in "xy"]
+    pool = pool_with(projects=rows, chips=1)
+    start(pool, "y0", "Y", preemptible=False)
+    for name in ("x1", "y1", "y2"):
+        pool.submit(name, user=name[0].upper(), priority="low")
+    state = pool.coordinator.state
+    assert queued(pool) == ["x1", "y1", "y2"]
+    raised = Accounts.model_validate({"projects": [rows[0], rows[1] | {"priority": "high"}]})
+    pool.tell(AccountsSet(now_s=pool.now_s, by="root", accounts=raised))
+    assert queued(pool) == ["x1", "y1", "y2"]
+    pool.tell(AccountsSet(now_s=pool.now_s, by="root", accounts=Accounts.model_validate({"projects": rows})))
+    pool.tell(AccountsSet(now_s=pool.now_s, by="root", accounts=raised, ranks_waiting=True))
+    assert queued(pool) == ["y1", "y2", "x1"]
+    assert [state.jobs[name].priority for name in ("y0", "y1", "y2", "x1")] == ["middle", "high", "high", "low"]
+    pool.cancel("y0")
+    settle(pool)
+    assert states(pool)["y1"] == "running"
+    assert {order.priority for order in pool.coordinator.orders("a") if order.job == "y1"} == {"high"}
+    assert Coordinator.replay(pool.log, RULES).state.indexes.order == state.indexes.order
+
+
+def queued(pool: Driver) -> list[str]:
+    state = pool.coordinator.state
+    return [state.indexes.ids_by_number[key[2]] for key in queue_head(state)]
+
+
 def test_projects_share_the_chips_of_a_priority_by_their_weights() -> None:
     """With fair share on, three of heavy's jobs come for one of light's, whoever the user."""
     rows = [

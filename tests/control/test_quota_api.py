@@ -195,3 +195,72 @@ def test_a_bill_as_a_page_shows_the_predicted_cost_beside_the_actual_one() -> No
     page = statement_page(found)
     assert "Predicted and actual cost" in page
     assert page.index("4.000000") < page.index("3.500000")
+
+
+OWNED = """\
+projects:
+  - {name: lab, members: [bob], guaranteed_at: [{cluster: west, chips: 1}]}
+  - name: east-lab
+    owner: owner-east
+    members: [ann]
+    limits: {chips: 99, chips_at: [{cluster: west, chips: 1}]}
+"""
+
+
+def test_an_owner_sets_and_sees_the_quotas_of_its_projects_at_its_own_clusters(
+    server: Server, run: Run, tmp_path: Path
+) -> None:
+    """What the operator set besides stays, the act is audited, and the operator sees it."""
+    for site in (EAST, WEST):
+        server.sync(report(site))
+    assert set_quotas(run, tmp_path, OWNED)[0] == 0
+    change = ("quota", "limit", "project:east-lab", "--at", "east=1", "--guarantee", "east/h20=1")
+    status, text = run(*change, caller="owner-east")
+    assert status == 0, text
+    assert [line.split() for line in text.splitlines()[1:]] == [
+        ["project", "east-lab", "0", "0", "of", "99", "0.0", "0.00"],
+        ["at", "east", "0", "0", "of", "1"],
+        ["at", "east/h20", "1", "0"],
+        ["at", "west", "0", "0", "of", "1"],
+    ]
+    mine = shown(run, "owner-east")
+    assert mine.keys() == {"project:east-lab"}
+    assert mine["project:east-lab"]["owner"] == "owner-east"
+    assert shown(run, "root")["project:east-lab"] == mine["project:east-lab"]
+    job = server.committed(name="one").id
+    assert shown(run, "owner-east")["project:east-lab"]["jobs"] == [job]
+    server.until(lambda: "chips_at east=1, guaranteed_at east/h20=1" in run("audit", "--json")[1])
+
+
+def test_an_owner_sets_nothing_else_and_a_stranger_sees_nothing(server: Server, run: Run, tmp_path: Path) -> None:
+    """No account of others, no cluster of others, no limit of the operator's; each refusal is audited."""
+    for site in (EAST, WEST):
+        server.sync(report(site))
+    set_quotas(run, tmp_path, OWNED)
+    before = shown(run, "root")
+    refused = [
+        ("owner-east", "project:lab", ("--at", "east=1"), 5, "no account 'project:lab'"),
+        ("owner-west", "project:east-lab", ("--at", "west=1"), 5, "no account 'project:east-lab'"),
+        ("owner-east", "user:bob", ("--chips", "1"), 5, "no account 'user:bob'"),
+        ("owner-east", "project:none", (), 5, "no account 'project:none'"),
+        ("owner-east", "project:east-lab", ("--at", "west=8"), 4, "cluster 'west' is not yours"),
+        ("owner-east", "project:east-lab", ("--guarantee", "none=1"), 4, "cluster 'none' is not yours"),
+        ("owner-east", "project:east-lab", ("--chips", "7"), 4, "chips: the operator sets it"),
+        ("owner-east", "project:east-lab", ("--guarantee", "east=99"), 2, "99 chips of east are guaranteed, it has"),
+        ("bob", "project:east-lab", (), 4, "may not do this"),
+    ]
+    for caller, account, more, status, text in refused:
+        found = run("quota", "limit", account, *more, caller=caller)
+        assert (found[0], text in found[1]) == (status, True), found
+    assert shown(run, "root") == before
+    assert shown(run, "owner-west") == {}
+    assert run("quota", "show", "--project", "east-lab", caller="owner-west")[0] == 5
+    assert set_quotas(run, tmp_path, OWNED, caller="owner-east")[0] == 4
+    server.until(lambda: run("audit", "--json")[1].count('"action": "refused"') >= 8)
+
+
+def test_guarantees_are_of_projects_and_name_chips(run: Run) -> None:
+    """The command line says what to write."""
+    assert "a user has no guarantee" in run("quota", "limit", "user:ann", "--guarantee", "east=1")[1]
+    assert "'east' names no chips" in run("quota", "limit", "project:lab", "--at", "east")[1]
+    assert "chips_at.0.chips: " in run("quota", "limit", "project:lab", "--at", "east=many")[1]

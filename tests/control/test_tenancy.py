@@ -136,8 +136,9 @@ RULES: dict[tuple[str, str], Rule] = {
     ),
     # Entries of its own accounts alone (`test_ledger_api.py`).
     ("GET", "/v1/ledger"): Rule(may=TOKENS),
-    ("GET", "/v1/quotas"): Rule(may=USERS),
+    ("GET", "/v1/quotas"): Rule(may=TOKENS),
     ("POST", "/v1/quotas"): Rule(may=("root",), body={"projects": []}),
+    # The operator alone for a user; owners for their projects (`test_quota_api.py`).
     ("POST", "/v1/quotas/{account}"): Rule(may=("root",), sees=("root",), body={"chips": 8}),
     ("GET", "/v1/ledger/check"): Rule(may=("root",)),
     ("GET", "/v1/statements/{party}/{name}"): Rule(may=("root",), query="?month=2027-01"),

@@ -23,6 +23,7 @@ from isthmus.core.messages.agent_messages import PROTOCOL_VERSION
 from isthmus.core.messages.preflight import SitePreflight
 from isthmus.core.owner.accounts import Accounts
 from isthmus.core.owner.tariff import Tariff
+from isthmus.core.owner.with_quota import QuotaChange
 from isthmus.core.plan import PlanSet
 from isthmus.core.views.access_views import (
     AuditFilter,
@@ -198,6 +199,10 @@ class ApiClient:
     def set_quotas(self, accounts: Accounts) -> AccountsView:
         """Set the pool's projects, groups and limits (admin only)."""
         return self._call(AccountsView, "POST", "/v1/quotas", json=_json_body(accounts))
+
+    def set_quota(self, account: str, change: QuotaChange) -> QuotaView:
+        """Set the quota of one account (an admin), or of a project of the caller at its clusters (an owner)."""
+        return self._call(QuotaView, "POST", f"/v1/quotas/{account}", json=_json_body(change))
 
     def quotas(self, account: str | None = None) -> QuotaView:
         """Return the accounts that the caller may see, or one, such as `project:nlp`, with limits and use."""
@@ -457,7 +462,7 @@ def _entry_path(kind: EntryKind, owner: str, name: str) -> str:
 
 _Body = (
     Submission | TokenGrant | TokenRequest | TokenRotation | VersionAddition | GrantChange | DrainRequest
-    | InvitationRequest | JoinRequest | Tariff | Subscription | Accounts
+    | InvitationRequest | JoinRequest | Tariff | Subscription | Accounts | QuotaChange
 )  # fmt: skip
 
 

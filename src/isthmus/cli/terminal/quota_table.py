@@ -12,7 +12,10 @@ MAX_DEPTH = 16
 
 
 def quota_table(found: QuotaView) -> Table:
-    """Return a row for each account: chips now, chip-hours and money of the month, each with its limit."""
+    """Return a row for each account: chips now, chip-hours and money of the month, each with its limit.
+
+    Below it is a row for each cluster and node group at which it has a guarantee or a limit.
+    """
     table = Table(box=None, pad_edge=False)
     for title in ("account", "guaranteed", "chips", "chip-hours", f"spend {found.currency}".strip(), "waiting", "jobs"):
         table.add_column(title, justify="left" if title in ("account", "jobs") else "right")
@@ -29,6 +32,13 @@ def quota_table(found: QuotaView) -> Table:
             f"{row.num_capped:,}" if row.num_capped else "",
             printable(", ".join(row.jobs)),
         )
+        for place in row.places:
+            where = place.cluster + (f"/{place.node_group}" if place.node_group else "")
+            table.add_row(
+                "  " * (_depth(row, parents) + 1) + printable(f"at {where}"),
+                f"{place.guaranteed_chips:,}" if row.kind == "project" else "",
+                _of(f"{place.num_chips:,}", place.max_chips),
+            )
     return table
 
 

@@ -5,12 +5,14 @@ Times are milliseconds since the epoch on the server's clock, as the meter count
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from isthmus.control.accounts.account_tree import AccountTree
 from isthmus.core.months import month_begin_ms, next_month_ms
 from isthmus.core.owner.accounts import Accounts
+from isthmus.core.owner.chip_scope import ChipScope
+from isthmus.core.pool_resource import PoolResource
 
 MS_PER_HOUR = 3_600_000
 WARN_PERCENT, FULL_PERCENT = 80, 100
@@ -21,6 +23,8 @@ class AccountUse:
     """What the jobs of an account hold and have used. Amounts of the month are those up to `at_ms`."""
 
     num_chips: int = 0
+    # The same chips by node group, counted if the accounts name places.
+    chips_at: dict[PoolResource, int] = field(default_factory=dict)
     # Jobs that hold chips.
     num_jobs: int = 0
     # Chip-milliseconds, and money in millionths of the currency's unit, in the month [month_begin_ms, month_end_ms).
@@ -32,6 +36,10 @@ class AccountUse:
     # The level that the amounts of the month up to `percent_end_ms` have passed: 0, 80 or 100 percent of a limit.
     percent: int = 0
     percent_end_ms: int = 0
+
+    def chips_in(self, scope: ChipScope) -> int:
+        """Return the chips of a scope that are held."""
+        return scope.chips_in(self.chips_at) if scope.cluster else self.num_chips
 
     def settle(self, now_ms: int) -> None:
         """Count the chips that are held up to `now_ms`; in a new month begin from its first moment."""
@@ -70,16 +78,20 @@ class AccountBook:
         """Return what an account holds and has used; nothing for one without jobs."""
         return self.use.get(account) or AccountUse()
 
-    def claimed_by_others(self, account: str, job_id: str) -> int:
-        """Return the chips of an account that other jobs than this one claim."""
-        return sum(chips for one, chips in self.claims.get(account, {}).items() if one != job_id)
-
     def hold(self, accounts: Iterable[str], num_chips: int, num_jobs: int, now_ms: int) -> None:
         """Count `num_chips` more chips (fewer, if negative) and `num_jobs` more jobs from now on."""
         for account in accounts:
             one = self._settled(account, now_ms)
             one.num_chips += num_chips
             one.num_jobs += num_jobs
+
+    def hold_at(self, accounts: Iterable[str], chips: Mapping[PoolResource, int], sign: int) -> None:
+        """Count by node group `chips` that accounts hold from now on (`sign` 1), or have released (-1)."""
+        for one in map(self.use_of, accounts):
+            for key, number in chips.items():
+                one.chips_at[key] = one.chips_at.get(key, 0) + sign * number
+                if not one.chips_at[key]:
+                    del one.chips_at[key]
 
     def spend(self, accounts: Iterable[str], millionths: int, dated_ms: int, now_ms: int) -> None:
         """Count what a job was charged, or with a negative amount credited back, if it counts to this month."""
@@ -103,6 +115,7 @@ class AccountBook:
         self.settle_all(now_ms)
         for one in self.use.values():
             one.num_chips = one.num_jobs = 0
+            one.chips_at = {}
 
     def _settled(self, account: str, now_ms: int) -> AccountUse:
         one = self.use.get(account)

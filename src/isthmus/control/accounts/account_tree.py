@@ -31,7 +31,10 @@ class AccountTree:
         self._named = self._projects_by_member()
         self.has_limits = any(one != NO_LIMITS for one in self._limits.values())
         self.has_monthly_limits = any(one.is_monthly for one in self._limits.values())
-        self.has_guarantees = any(one.guaranteed_chips for one in accounts.projects)
+        self.guarantees = {one.name: one.guarantees for one in accounts.projects if one.guarantees}
+        self.has_places = any(one.chips_at for one in self._limits.values()) or any(
+            one.guaranteed_at for one in accounts.projects
+        )
 
     def limits(self, account: str) -> Limits:
         """Return the limits of an account; none for one that the accounts do not name."""
@@ -63,6 +66,20 @@ class AccountTree:
     def below(self, project: str) -> frozenset[str]:
         """Return a project with all projects below it."""
         return frozenset(name for name, chain in self._chains.items() if project in chain)
+
+    def paths(self) -> dict[str, tuple[str, ...]]:
+        """Return by account of a project those of the projects above it and its own, the highest first.
+
+        Behind that of a project with others below it is "", for its own jobs: they share with these.
+        """
+        parents = {project.parent for project in self.projects.values()}
+        return {
+            PROJECT_PREFIX + name: (
+                *(PROJECT_PREFIX + one for one in reversed(chain)),
+                *([""] if name in parents else []),
+            )
+            for name, chain in self._chains.items()
+        }
 
     def shares(self) -> dict[str, float]:
         """Return the weight of each project's own jobs among all, by account (Slurm's normalised shares).

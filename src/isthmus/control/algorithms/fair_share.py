@@ -5,12 +5,11 @@ its weight (the fair share of Slurm's multifactor priority, SchedMD 2010 on, wit
 rather than every few minutes). The queue is filled progressively: each job of a user that comes before counts as one
 more chip-hour, so that users with equal usage take turns. A job thus waits for the users with less usage only; those
 gain usage while their jobs run, so no user starves, and the usage of users with jobs in the queue approaches their
-weights.
+weights. Projects that are below others share by the tree (`ShareNode`).
 """
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from math import log
@@ -18,11 +17,7 @@ from typing import Annotated
 
 from sortedcontainers import SortedList
 
-Key = tuple[int, float, int]
-"""(priority rank, submission time in s, job number): the order of one user's jobs; numbers are unique."""
-
-HELD_CHIP_S = 3600.0
-"""Seconds that a held chip counts in advance, and chip-seconds that a job ahead of another one of its user counts."""
+from isthmus.control.algorithms.share_node import Key, ShareNode
 
 Queues = Mapping[str, Annotated[SortedList, Key]]
 """The waiting jobs by user."""
@@ -46,15 +41,22 @@ class FairShare:
     weights: dict[str, float] = field(default_factory=dict)
     # The same of projects, by account.
     project_weights: dict[str, float] = field(default_factory=dict)
+    # What idle projects leave goes to those beside them first; without, to all alike, as in logs of earlier versions.
+    by_tree: bool = False
+    # With it, by project: its account below those of the projects above it, the highest first; "" are the own jobs of a
+    # project that has others below it.
+    paths: dict[str, tuple[str, ...]] = field(default_factory=dict)
     usage: dict[str, Usage] = field(default_factory=dict)
     # The time as of which jobs are ordered.
     now_s: float = 0.0
 
-    def configure(self, half_life_s: float, weights: Mapping[str, float], now_s: float) -> None:
-        """Set half-life and weights; the usage so far stays as it is."""
+    def configure(
+        self, half_life_s: float, weights: Mapping[str, float], now_s: float, *, by_tree: bool = False
+    ) -> None:
+        """Set half-life, weights, and whether projects share by their tree; the usage so far stays as it is."""
         for one in self.usage.values():
             self._settle(one, now_s)
-        self.half_life_s, self.weights = half_life_s, dict(weights)
+        self.half_life_s, self.weights, self.by_tree = half_life_s, dict(weights), by_tree
 
     def charge(self, user: str, num_chips: int, now_s: float) -> None:
         """Count that a user holds `num_chips` more chips from now on (less, if negative)."""
@@ -71,46 +73,48 @@ class FairShare:
         """Return the weight of a user or a project."""
         return self.weights.get(user) or self.project_weights.get(user, 1.0)
 
-    def tag(self, user: str, num_ahead: int) -> float:
-        """Return the tag of a user's job with `num_ahead` of its own jobs before it: the lowest goes first."""
-        one = self.usage.get(user)
-        held = 0 if one is None else one.num_chips
-        return (self.used_chip_s(user) + HELD_CHIP_S * (held + num_ahead)) / self.weight(user)
-
     def order(self, queues: Queues, ranks: range) -> Iterator[Key]:
         """Yield the keys of all jobs, first to start first; a lower rank precedes."""
+        root = self._tree(queues)
         for rank in ranks:
-            waiting = {user: queue.irange((rank,), (rank + 1,)) for user, queue in queues.items()}
-            heap = [(self.tag(user, 0), key, 0, user) for user, keys in waiting.items() if (key := next(keys, None))]
-            heapq.heapify(heap)
-            while heap:
-                _, key, num_ahead, user = heap[0]
-                yield key
-                following = next(waiting[user], None)
-                if following is None:
-                    heapq.heappop(heap)
-                else:
-                    heapq.heapreplace(heap, (self.tag(user, num_ahead + 1), following, num_ahead + 1, user))
+            yield from root.keys(rank)
 
     def place(self, queues: Queues, user: str, key: Key) -> int:
         """Return the place in `order` from 1 of a user's job, also of one that is not in the queues."""
-        rank = key[0]
-        own = queues.get(user)
-        num_ahead = 0 if own is None else own.bisect_left(key) - own.bisect_left((rank,))
-        mine = self.tag(user, num_ahead), key
-        place = num_ahead + 1
-        for other, queue in queues.items():
-            first, last = queue.bisect_left((rank,)), queue.bisect_left((rank + 1,))
-            place += first
-            low, high = 0, last - first if other != user else 0
-            while low < high:
-                middle = (low + high) // 2
-                if (self.tag(other, middle), queue[first + middle]) < mine:
-                    low = middle + 1
-                else:
-                    high = middle
-            place += low
-        return place
+        rank, root = key[0], self._tree(queues if user in queues else {**queues, user: SortedList()})
+        nodes = [root]
+        for name in self._path(user):
+            nodes.append(nodes[-1].children[name])
+        node, tie = nodes.pop(), key
+        num_ahead = node.queue.bisect_left(key) - node.queue.bisect_left((rank,))
+        for parent in reversed(nodes):
+            mine, others = (node.tag(num_ahead), tie), [one for one in parent.children.values() if one is not node]
+            num_ahead += sum(one.num_before(rank, mine) for one in others)
+            node, tie = parent, min(parent.first(rank) or key, key)
+        return int(num_ahead + 1 + sum(queue.bisect_left((rank,)) for queue in queues.values()))
+
+    def _tree(self, queues: Queues) -> ShareNode:
+        """Return the accounts with jobs in `queues` below the projects above them, with what each has used."""
+        root = ShareNode()
+        for account, queue in queues.items():
+            node = root
+            for name in self._path(account):
+                if name not in node.children:
+                    node.children[name] = ShareNode(weight=self.weight(name) if name else 1.0)
+                node = node.children[name]
+            node.queue = queue
+        for account in self.usage.keys() if self.paths else self.usage.keys() & queues.keys():
+            used_chip_s, num_chips = self.used_chip_s(account), self.usage[account].num_chips
+            found: ShareNode | None = root
+            for name in self._path(account):
+                found = found.children.get(name) if found is not None else None
+                if found is not None:
+                    found.used_chip_s += used_chip_s
+                    found.num_chips += num_chips
+        return root
+
+    def _path(self, account: str) -> tuple[str, ...]:
+        return self.paths.get(account) or (account,)
 
     def _settle(self, one: Usage, now_s: float) -> None:
         one.used_chip_s, one.at_s = self._used(one, now_s), max(one.at_s, now_s)

@@ -233,8 +233,9 @@ def admit_pool(state: PoolState, event: PoolSet) -> bool:
     """Return whether the links or the rules of the queue differ."""
     now = state.objective, state.patience_s, state.planner_turns, state.needs_free_chips
     given = event.objective, event.patience_s, event.planner_turns, event.needs_free_chips
-    links, shares = tuple(state.links.values()), (state.shares.half_life_s, state.shares.weights)
-    return (*now, links, *shares) != (*given, event.links, event.half_life_s, dict(event.share_weights))
+    links, had = tuple(state.links.values()), state.shares
+    shares = event.half_life_s, dict(event.share_weights), event.share_by_tree
+    return (*now, links, had.half_life_s, had.weights, had.by_tree) != (*given, event.links, *shares)
 
 
 def admit_restart(_state: PoolState, _event: Restarted) -> bool:

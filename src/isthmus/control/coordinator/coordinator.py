@@ -28,7 +28,7 @@ from isthmus.control.coordinator.event_rules import EVENT_RULES
 from isthmus.control.coordinator.notices.notices_of import notices_of
 from isthmus.control.coordinator.schedule_queue import schedule_queue
 from isthmus.control.queries import agent_orders, peer_checks, user_views
-from isthmus.control.queries.accounts.limit_refusals import within_limits
+from isthmus.control.queries.accounts.limit_refusals import free_within_limits, within_limits
 from isthmus.control.queries.catalogue import catalogue_versions
 from isthmus.control.queries.catalogue.bring_forecast import site_fetches
 from isthmus.control.queries.enrolled_agent import admit_agent
@@ -272,7 +272,7 @@ class Coordinator:
             submission=within_limits(self.state, job),
             user=job.user,
             clusters=tuple(self.state.clusters[name].cluster for name in asked.free_chips),
-            free_chips=asked.free_chips,
+            free_chips=free_within_limits(self.state, job, asked.free_chips),
             free_storage_bytes=asked.free_storage_bytes,
             free_gbps=asked.free_gbps,
             links=measured_links(self.state, asked.free_chips),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from isthmus.control.coordinator.accounting.metered_holdings import owner_of_part
+from isthmus.control.coordinator.accounts.set_accounts import share_projects
 from isthmus.control.coordinator.advance_job import advance_job, notify_preemptor
 from isthmus.control.coordinator.agent_reports import apply_report
 from isthmus.control.coordinator.attempts import abort_preemption, fail_attempt, refuse_attempt, stop_attempt
@@ -208,7 +209,8 @@ def set_pool(state: PoolState, event: PoolSet) -> None:
     state.links = {PoolResource.link(link.source, link.target): link for link in event.links}
     state.objective, state.patience_s = event.objective, event.patience_s
     state.planner_turns, state.needs_free_chips = event.planner_turns, event.needs_free_chips
-    state.shares.configure(event.half_life_s, dict(event.share_weights), event.now_s)
+    state.shares.configure(event.half_life_s, dict(event.share_weights), event.now_s, by_tree=event.share_by_tree)
+    share_projects(state)
     state.indexes.capacity_freed = state.indexes.capacity_added = True
     state.indexes.inventory_version += 1
 

@@ -41,23 +41,30 @@ def move_job(
             hint="this is a bug: please report it with the message",
         )
     set_state_deadline(state, job, None)
+    held_parts = job.plan_parts if job.charged_chips else ()
     deadline_s = step(state, job, now_s)
     job.state, job.reason, job.changed_s = to, reason, now_s
-    _charge_user(state, job, now_s)
+    _charge_user(state, job, now_s, held_parts)
     _record_move(job, to, now_s, reason if told is None else told)
     set_state_deadline(state, job, deadline_s)
     reindex_job(state, job)
     state.changed_jobs.add(job.id)
 
 
-def _charge_user(state: PoolState, job: JobRecord, now_s: float) -> None:
-    """Count the chips of a job that has got or released them as held by its user and its accounts."""
+def _charge_user(state: PoolState, job: JobRecord, now_s: float, held_parts: tuple[PlanPart, ...]) -> None:
+    """Count the chips of a job that has got or released them as held by its user and its accounts.
+
+    `held_parts` are those of the plan whose chips it held before.
+    """
     held = job.num_chips if job.state in HOLDING_STATES else 0
     if held != job.charged_chips:
         state.shares.charge(job.share_account, held - job.charged_chips, now_s)
         accounts = state.accounts.tree.accounts_of(job.user, job.project)
         num_jobs = (held > 0) - (job.charged_chips > 0)
         state.accounts.hold(accounts, held - job.charged_chips, num_jobs, state.meter.now_ms)
+        if state.accounts.tree.has_places:
+            state.accounts.hold_at(accounts, allocations.chip_needs_of(held_parts), -1)
+            state.accounts.hold_at(accounts, allocations.chip_needs_of(job.plan_parts if held else ()), 1)
         if held < job.charged_chips:
             state.indexes.released_accounts.update(accounts)
         job.charged_chips = held

@@ -147,7 +147,8 @@ def _cap_if_limited(state: PoolState, job: JobRecord, now_s: float) -> bool:
         return False
     leave_site_queues(state, job)
     job.reason = refusal.text
-    borrowers = borrowers_below(state, job, refusal.account) if state.accounts.tree.has_guarantees else []
+    guarantees = state.accounts.tree.guarantees
+    borrowers = borrowers_below(state, job, refusal.account, refusal.scope) if guarantees else []
     if borrowers:
         claim_chips(state, job, refusal.account)
     cap(state, job, refusal.account)
@@ -216,7 +217,7 @@ def _reclaim_guarantees(state: PoolState, waiting: list[JobRecord], now_s: float
 
     Such a job starts on free chips although they are reserved for others; else it preempts jobs that hold lent chips.
     """
-    for job in waiting if state.accounts.tree.has_guarantees else ():
+    for job in waiting if state.accounts.tree.guarantees else ():
         if job.state not in WAITING_STATES or job.capped_by or is_checking(job) or not guaranteeing_project(state, job):
             continue
         if allocations.fits(state, job.needs or {}, {}):

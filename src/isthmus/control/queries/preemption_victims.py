@@ -69,8 +69,9 @@ def find_borrowers(state: PoolState, job: JobRecord) -> tuple[VictimCandidate, .
     found = (_pool_candidate(state, state.jobs[name], job, lacking, by_level=False) for name in names)
     lent = LentChips.of(state, job, project)
     return _choose(
-        state, job, lacking, (one for one in found if one is not None), lambda one: lent.take(one.victims[0].job)
-    )
+        state, job, lacking, (one for one in found if one is not None),
+        lambda one: lent.take(one.victims[0].job, one.freed_chips),
+    )  # fmt: skip
 
 
 def _choose(

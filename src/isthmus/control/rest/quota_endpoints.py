@@ -1,4 +1,4 @@
-"""The endpoints of quotas: the operator sets projects, groups and limits; users see their own."""
+"""The endpoints of quotas: the operator sets projects, groups and limits, owners those of their projects."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from isthmus.control.rest.request_context import CurrentCaller, Service
 from isthmus.control.rest.rest_bodies import error_responses
 from isthmus.control.service import auth
 from isthmus.core.errors import ConflictError, NotFoundError
-from isthmus.core.owner.accounts import Accounts, Limits
+from isthmus.core.owner.accounts import Accounts
+from isthmus.core.owner.with_quota import QuotaChange
 from isthmus.core.views.quota_views import AccountsView, QuotaView
 
 quota_router = APIRouter(prefix="/v1", route_class=JsonRoute)
@@ -31,17 +32,22 @@ def set_quotas(accounts: Accounts, caller: CurrentCaller, service: Service) -> A
 
 
 @quota_router.post("/quotas/{account}", status_code=201, responses=error_responses(NotFoundError, ConflictError))
-def set_limits(account: NamedAccount, limits: Limits, caller: CurrentCaller, service: Service) -> QuotaView:
-    """Set the limits of one account in place of those before (admin only); an amount that is left out has no limit.
+def set_quota(account: NamedAccount, quota: QuotaChange, caller: CurrentCaller, service: Service) -> QuotaView:
+    """Set the quota of one account in place of the one before; an amount that is left out has no limit.
 
-    A limit below what runs is refused with what uses it and the time at which it would hold.
+    An owner sets for its projects the chips of its own clusters alone; what the operator set besides stays. A limit
+    below what runs is refused with what uses it and the time at which it would hold, a guarantee of more chips than
+    there are with who else holds them.
     """
-    auth.require_role(caller)
-    return service.quotas_of_accounts.set_limits(caller, account, limits)
+    auth.require_role(caller, "owner")
+    return service.quotas_of_accounts.set_quota(caller, account, quota)
 
 
 @quota_router.get("/quotas", responses=error_responses(NotFoundError))
 def show_quotas(caller: CurrentCaller, service: Service, account: Account = None) -> QuotaView:
-    """Return accounts with their limits and use: for a user its own and those of its projects, for an admin all."""
-    auth.require_role(caller, "user")
+    """Return accounts with their limits and use.
+
+    For a user its own and those of its projects, for an owner its projects, for an admin all.
+    """
+    auth.require_role(caller, "user", "owner")
     return service.quotas_of_accounts.show(caller, account)

@@ -113,6 +113,7 @@ class Leader:
         return PoolSet(
             now_s=now_s, links=links, objective=rules.objective, patience_s=rules.patience_s, planner_turns=True,
             needs_free_chips=True, half_life_s=rules.half_life_s, share_weights=rules.share_weights,
+            share_by_tree=True,
         )  # fmt: skip
 
 

@@ -272,6 +272,7 @@ class SimulatedServer:
                     planner_turns=True,
                     needs_free_chips=True,
                     half_life_s=queue.half_life_s,
+                    share_by_tree=True,
                 )
             )
             self._execute(self.coordinator.handle(Restarted(now_s=now_s, steady_s=self._kernel.now_s)))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 
+from isthmus.control.state.allocations import chip_needs_of
 from isthmus.control.state.indexes import QueueKey
 from isthmus.control.state.job_records import WAITING_STATES, JobRecord, PoolState
 from isthmus.control.state.update_indexes import belongs_in_queue, is_checking, queue_key
+from isthmus.core.pool_resource import PoolResource
 
 
 def index_violations(state: PoolState) -> Iterator[str]:
@@ -73,10 +75,12 @@ def index_violations(state: PoolState) -> Iterator[str]:
 def account_violations(state: PoolState) -> Iterator[str]:
     """Yield a message for each account that is counted wrongly or is above its limit on chips."""
     book, chips, jobs = state.accounts, Counter[str](), Counter[str]()
+    placed: defaultdict[str, Counter[PoolResource]] = defaultdict(Counter)
     for job in state.live_jobs.values():
         for account in book.tree.accounts_of(job.user, job.project) if job.charged_chips else ():
             chips[account] += job.charged_chips
             jobs[account] += 1
+            placed[account].update(chip_needs_of(job.plan_parts) if book.tree.has_places else {})
     for account in sorted(book.use.keys() | chips.keys()):
         use = book.use_of(account)
         if (use.num_chips, use.num_jobs) != (chips[account], jobs[account]):
@@ -84,9 +88,13 @@ def account_violations(state: PoolState) -> Iterator[str]:
                 f"{account} counts {use.num_chips} chips of {use.num_jobs} jobs, "
                 f"but {jobs[account]} jobs hold {chips[account]}"
             )
+        if use.chips_at != placed[account]:
+            yield f"{account} counts {use.chips_at} by node group, but jobs hold {placed[account]}"
     for account, limits in book.tree.limited():
-        if limits.chips is not None and chips[account] > limits.chips:
-            yield f"{account} holds {chips[account]} chips, more than its limit of {limits.chips}"
+        for scope, limit in limits.on_chips.items():
+            held = scope.chips_in(placed[account]) if scope.cluster else chips[account]
+            if held > limit:
+                yield f"{account} holds {held} chips{scope.of_text}, more than its limit of {limit}"
     claims = {(job.claims_in, job.id) for job in state.jobs.values() if job.claims_in}
     if claims != {(account, job_id) for account, found in book.claims.items() for job_id in found}:
         yield f"the claims {book.claims} are not those of the jobs: {sorted(claims)}"

@@ -417,6 +417,8 @@ class PoolSet(_EventBase):
     # Fair share of users (`FairShare`): half-life of usage, 0 for a queue by arrival, and weights that differ from 1.
     half_life_s: NonNegativeFloat = 0.0
     share_weights: tuple[tuple[Name, Annotated[float, Field(gt=0)]], ...] = ()
+    # Projects share by their tree (`FairShare.by_tree`); logs of earlier versions were written without.
+    share_by_tree: bool = False
 
 
 class TariffPublished(_EventBase):
@@ -443,6 +445,8 @@ class AccountsSet(_EventBase):
     kind: Literal["accounts-set"] = "accounts-set"
     by: Name
     accounts: Accounts
+    # Jobs that wait follow the priorities of their projects; logs of earlier versions were written without.
+    ranks_waiting: bool = False
 
 
 class BudgetsDue(_EventBase):

@@ -51,6 +51,11 @@ NO_PLAN_AT_ALL = "no plan of the whole pool can hold this job"
 """Begins the reason of a job that could not start even if nothing else ran."""
 
 
+def project_rank(project: Project) -> int:
+    """Return the rank of a project: -1 for `high`, 0 for `middle`, 1 for `low`."""
+    return PRIORITY_RANK[project.priority] - 1
+
+
 @dataclass(slots=True, kw_only=True)
 class JobRecord:
     """A job. Times are seconds since the epoch unless a field says otherwise."""
@@ -194,17 +199,16 @@ class JobRecord:
     ) -> JobRecord:
         """Return the record of a newly submitted job of a project."""
         job = submission.job
-        return cls(
+        made = cls(
             id=job_id,
             number=number,
             user=user,
             packed=PackedSubmission.pack(submission),
             submitted_s=now_s,
             changed_s=now_s,
-            priority=joint_priority(project.priority if project else "middle", job.priority),
+            priority=job.priority,
             own_priority=job.priority,
             project=project.name if project else "",
-            project_rank=PRIORITY_RANK[project.priority] - 1 if project else 0,
             max_price_millionths=None if job.max_price is None else int(job.max_price * MILLIONTHS),
             preemptible=job.preemptible,
             auto_plan=job.policy == "auto",
@@ -213,6 +217,15 @@ class JobRecord:
             versions=job_versions(job),
             user_deadline_s=now_s + job.deadline_s if job.deadline_s else None,
         )
+        if project:
+            made.follow(project)
+        return made
+
+    def follow(self, project: Project) -> None:
+        """Take the rank and the priority at sites that follow from those of the project and the job's own."""
+        self.project_rank = project_rank(project)
+        self.priority = joint_priority(project.priority, self.own_priority or self.priority)
+        self.waiting_job = None
 
     @property
     def rank(self) -> int:

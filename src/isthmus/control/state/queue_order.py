@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import islice
 
+from isthmus.control.accounts.account_tree import PROJECT_PREFIX
 from isthmus.control.state.indexes import PRIORITY_RANK, QueueKey
 from isthmus.control.state.job_records import JobRecord, PoolState
 from isthmus.control.state.update_indexes import queue_key
@@ -54,7 +55,12 @@ def share_note(state: PoolState, job: JobRecord) -> str:
     held = shares.usage[account].num_chips if account in shares.usage else 0
     used_h, half_life_h = shares.used_chip_s(account) / 3600, shares.half_life_s / 3600
     weight = shares.weight(account)
+    above = "".join(
+        f", below project {one.removeprefix(PROJECT_PREFIX)} (weight {shares.weight(one):g}), which shares as a whole"
+        for one in shares.paths.get(account, ())[:-1]
+        if one != account
+    )
     return (
         f"place by fair share: {who} has used {used_h:.1f} chip-hours of late (half-life {half_life_h:g} h, "
-        f"weight {weight:g}) and holds {held} chips"
+        f"weight {weight:g}) and holds {held} chips{above}"
     )

@@ -6,6 +6,7 @@ from sortedcontainers import SortedList
 
 from isthmus.control.state.indexes import QueueKey
 from isthmus.control.state.job_records import TERMINAL_STATES, WAITING_STATES, JobRecord, PoolState
+from isthmus.core.owner.accounts import Project
 
 
 def queue_key(job: JobRecord) -> QueueKey:
@@ -109,6 +110,21 @@ def uncap(state: PoolState, job: JobRecord) -> None:
     """Return a job to the queue that a limit kept out of it."""
     _remove_cap(state, job)
     reindex_job(state, job)
+
+
+def rank_job(state: PoolState, job: JobRecord, project: Project) -> None:
+    """Let a job that holds nothing follow the priority of its project."""
+    indexes, before = state.indexes, queue_key(job)
+    requested = before in indexes.unplanned
+    indexes.unplanned.discard(before)
+    indexes.newly_queued.pop(before, None)
+    if job.in_queue:
+        _leave_queue(state, job)
+    job.follow(project)
+    if requested:
+        indexes.unplanned.add(job.user, queue_key(job), in_turns=state.planner_turns)
+    reindex_job(state, job)
+    state.changed_jobs.add(job.id)
 
 
 def claim_chips(state: PoolState, job: JobRecord, account: str) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 
 from isthmus.core.base_model import NAME_PATTERN
 from isthmus.core.errors import FieldError
 from isthmus.core.owner.accounts import GROUP_PREFIX, MAX_DEPTH, Accounts, Project
+from isthmus.core.owner.chip_scope import ChipScope, within_scopes
 
 
 def check_accounts(accounts: Accounts) -> None:
@@ -62,30 +64,41 @@ def _check_tree(accounts: Accounts) -> None:
 
 
 def _check_guarantees(accounts: Accounts) -> None:
-    """A guarantee is at most the limit of each project on the way up, and those below one add up to at most its own."""
+    """A guarantee is at most the limit of each project on the way up, and those below one add up to at most its own.
+
+    Both hold for all chips, and for those of each cluster and node group that is named.
+    """
     projects = {one.name: one for one in accounts.projects}
-    promised: dict[str, int] = {}
+    within = {one.name: within_scopes(one.guarantees) for one in accounts.projects}
+    promised: Counter[tuple[str, ChipScope]] = Counter()
     for index, project in enumerate(accounts.projects):
-        where = ("projects", str(index), "guaranteed_chips")
+        own = within[project.name]
         at: Project | None = project
         while at is not None:
-            limit = at.limits.chips
-            if limit is not None and project.guaranteed_chips > limit:
-                raise FieldError(
-                    f"{project.guaranteed_chips} chips are guaranteed, but project {at.name} may hold {limit} at once",
-                    place=where, hint="lower the guarantee, or raise the limit",
-                )  # fmt: skip
+            for scope, limit in at.limits.on_chips.items():
+                if own.get(scope, 0) > limit:
+                    raise FieldError(
+                        f"{own[scope]} chips{scope.of_text} are guaranteed, but project {at.name} may hold {limit} at "
+                        "once",
+                        place=_guarantee_field(index, scope), hint="lower the guarantee, or raise the limit",
+                    )  # fmt: skip
             at = projects[at.parent] if at.parent else None
-        parent = projects[project.parent] if project.parent else None
-        if parent is None:
+        if project.parent is None:
             continue
-        promised[parent.name] = promised.get(parent.name, 0) + project.guaranteed_chips
-        if promised[parent.name] > parent.guaranteed_chips:
-            raise FieldError(
-                f"the projects below {parent.name} are guaranteed {promised[parent.name]} chips, "
-                f"{parent.name} itself {parent.guaranteed_chips}",
-                place=where, hint=f"raise guaranteed_chips of {parent.name}, or lower this one",
-            )  # fmt: skip
+        for scope, chips in own.items():
+            promised[project.parent, scope] += chips
+            below, most = promised[project.parent, scope], within[project.parent].get(scope, 0)
+            if below > most:
+                field = _guarantee_field(index, scope)
+                raise FieldError(
+                    f"the projects below {project.parent} are guaranteed {below} chips{scope.of_text}, "
+                    f"{project.parent} itself {most}",
+                    place=field, hint=f"raise {field[-1]} of {project.parent}, or lower this one",
+                )  # fmt: skip
+
+
+def _guarantee_field(index: int, scope: ChipScope) -> tuple[str, ...]:
+    return "projects", str(index), "guaranteed_at" if scope.cluster else "guaranteed_chips"
 
 
 def _nearest(name: str, known: Iterable[str], kind: str) -> str:

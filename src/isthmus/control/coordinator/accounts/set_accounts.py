@@ -3,33 +3,39 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from datetime import UTC, datetime
 
 from isthmus.control.accounts.account_book import MS_PER_HOUR
-from isthmus.control.accounts.account_tree import AccountTree
+from isthmus.control.accounts.account_tree import PROJECT_PREFIX, AccountTree
+from isthmus.control.coordinator.accounts.check_places import check_places
+from isthmus.control.coordinator.job_lifecycle import leave_site_queues
 from isthmus.control.coordinator.plan_requests import is_plan_requested, request_plans
-from isthmus.control.queries.accounts.limit_refusals import account_text, max_chips_of
+from isthmus.control.queries.accounts.limit_refusals import account_text, is_above_limits
+from isthmus.control.state.allocations import chip_needs_of
 from isthmus.control.state.events import AccountsSet
-from isthmus.control.state.job_records import WAITING_STATES, JobRecord, PoolState
-from isthmus.control.state.update_indexes import job_at_key, uncap
+from isthmus.control.state.job_records import WAITING_STATES, JobRecord, PoolState, project_rank
+from isthmus.control.state.update_indexes import job_at_key, rank_job, uncap
 from isthmus.core.errors import ConflictError
 from isthmus.core.owner.accounts import Limits
 from isthmus.core.owner.check_accounts import check_accounts
 
 MAX_NAMED_JOBS = 5
 """Jobs that a refusal names."""
+Holders = list[tuple[JobRecord, int]]
+"""Jobs with the chips that they hold."""
 
 
 def admit_accounts(state: PoolState, event: AccountsSet) -> bool:
     """Return whether the accounts differ from those in effect.
 
-    Raises `FieldError` for accounts that contradict themselves, and `ConflictError` for a limit below what runs, with
-    the time at which it would hold, and for a project that is left out and has jobs.
+    Raises `FieldError` for accounts that contradict themselves or guarantee chips that do not exist; `ConflictError`
+    for a limit below what runs, with the time at which it would hold, for chips that are guaranteed to others, and for
+    a project that is left out and has jobs.
     """
     check_accounts(event.accounts)
     if event.accounts == state.accounts.accounts:
         return False
+    check_places(state, event.accounts)
     tree = AccountTree(event.accounts)
     gone = Counter(job.project for job in state.live_jobs.values() if job.project and job.project not in tree.projects)
     if gone:
@@ -55,26 +61,48 @@ def replace_accounts(state: PoolState, event: AccountsSet) -> None:
     book.accounts = event.accounts
     for job in state.live_jobs.values():
         if job.charged_chips:
-            book.hold(book.tree.accounts_of(job.user, job.project), job.charged_chips, 1, now_ms)
-    state.shares.project_weights = book.tree.shares()
+            accounts = book.tree.accounts_of(job.user, job.project)
+            book.hold(accounts, job.charged_chips, 1, now_ms)
+            if book.tree.has_places:
+                book.hold_at(accounts, chip_needs_of(job.plan_parts), 1)
+    share_projects(state)
     for keys in [tuple(one) for one in state.indexes.capped.values()]:
         for key in keys:
             uncap(state, job_at_key(state, key))
+    for job in state.live_jobs.values() if event.ranks_waiting else ():
+        project = book.tree.projects.get(job.project)
+        if project is not None and not job.charged_chips and project_rank(project) != job.project_rank:
+            leave_site_queues(state, job)
+            rank_job(state, job, project)
     for job in state.live_jobs.values():
-        most = max_chips_of(state, job)
         replans = job.state in WAITING_STATES and job.auto_plan and not job.plan_fixed
-        if replans and most is not None and job.num_chips > most and not is_plan_requested(state, job):
+        if replans and is_above_limits(state, job) and not is_plan_requested(state, job):
             request_plans(state, job)
     state.indexes.capacity_freed = True
 
 
+def share_projects(state: PoolState) -> None:
+    """Let projects share by the accounts in effect: by their tree, or by the part of the whole that each has in it."""
+    shares, tree = state.shares, state.accounts.tree
+    if shares.by_tree:
+        shares.project_weights = {PROJECT_PREFIX + one.name: one.weight for one in tree.projects.values()}
+        shares.paths = tree.paths()
+    else:
+        shares.project_weights, shares.paths = tree.shares(), {}
+
+
 def _check_limits(state: PoolState, account: str, limits: Limits, holders: list[JobRecord], now_s: float) -> None:
-    held, name = sum(job.charged_chips for job in holders), account_text(account)
-    if limits.chips is not None and held > limits.chips:
-        raise ConflictError(
-            f"{name} holds {held} chips now, more than {limits.chips}; {_when(holders, held - limits.chips, now_s)}",
-            hint=f"set it then, or end jobs first; they hold chips: {_named(holders)}",
-        )
+    name = account_text(account)
+    for scope, limit in limits.on_chips.items():
+        counted = [(job, chips) for job in holders if (chips := scope.chips_in(chip_needs_of(job.plan_parts)))]
+        held = sum(chips for _, chips in counted)
+        if held > limit:
+            raise ConflictError(
+                f"{name} holds {held} chips{scope.of_text} now, more than {limit}; "
+                f"{_when(counted, held - limit, now_s)}",
+                hint=f"set it then, or end jobs first; they hold chips: {_named(counted)}",
+            )
+    holding = [(job, job.charged_chips) for job in holders]
     use = state.accounts.use_of(account)
     now_ms = max(state.meter.now_ms, int(now_s * 1000))
     if not use.month_end_ms or now_ms >= use.month_end_ms:
@@ -85,34 +113,29 @@ def _check_limits(state: PoolState, account: str, limits: Limits, holders: list[
         raise ConflictError(
             f"{name} has used {used_h:,.1f} chip-hours this month, more than {limits.chip_hours_per_month:,}, and its "
             f"jobs run; it would hold from {next_month} on",
-            hint=f"set it then, or end jobs first; they hold chips: {_named(holders)}",
+            hint=f"set it then, or end jobs first; they hold chips: {_named(holding)}",
         )
     spend = limits.spend_millionths
     if spend is not None and use.millionths > spend:
         raise ConflictError(
             f"{name} has spent {use.millionths / 1e6:,.2f} this month, more than {spend / 1e6:,.2f}, and its jobs run; "
             f"it would hold from {next_month} on",
-            hint=f"set it then, or end jobs first; they hold chips: {_named(holders)}",
+            hint=f"set it then, or end jobs first; they hold chips: {_named(holding)}",
         )
 
 
-def _when(holders: list[JobRecord], excess: int, now_s: float) -> str:
+def _when(holders: Holders, excess: int, now_s: float) -> str:
     """Say when jobs that hold `excess` chips will have ended."""
-    for end_s, job in sorted(_ends(holders, now_s), key=lambda one: (one[0], one[1].number)):
-        excess -= job.charged_chips
+    ends = ((max(now_s, job.expected_end_s), job, chips) for job, chips in holders if job.expected_end_s is not None)
+    for end_s, job, chips in sorted(ends, key=lambda one: (one[0], one[1].number)):
+        excess -= chips
         if excess <= 0:
             return f"it would hold at {_utc(end_s)}, when {job.id} should have ended"
     return "when it would hold is not known: not all of its jobs have a predicted end"
 
 
-def _ends(holders: list[JobRecord], now_s: float) -> Iterator[tuple[float, JobRecord]]:
-    for job in holders:
-        if job.expected_end_s is not None:
-            yield max(now_s, job.expected_end_s), job
-
-
-def _named(holders: list[JobRecord]) -> str:
-    names = [f"{job.id} ({job.charged_chips})" for job in holders[:MAX_NAMED_JOBS]]
+def _named(holders: Holders) -> str:
+    names = [f"{job.id} ({chips})" for job, chips in holders[:MAX_NAMED_JOBS]]
     more = len(holders) - len(names)
     return ", ".join(names) + (f" and {more} more" if more else "")
 

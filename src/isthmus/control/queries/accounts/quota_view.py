@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from itertools import islice
 
-from isthmus.control.accounts.account_book import MS_PER_HOUR
+from isthmus.control.accounts.account_book import MS_PER_HOUR, AccountUse
 from isthmus.control.accounts.account_tree import PROJECT_PREFIX, USER_PREFIX
 from isthmus.control.state.job_records import PoolState
 from isthmus.core.owner.accounts import GROUP_PREFIX
-from isthmus.core.views.quota_views import QuotaRow, QuotaView
+from isthmus.core.owner.chip_scope import ChipScope
+from isthmus.core.views.quota_views import QuotaPlace, QuotaRow, QuotaView
 
 MAX_ROWS, MAX_JOBS = 1_000, 50
 """Accounts of an answer, and jobs of an account."""
 _KINDS = {USER_PREFIX: "user", GROUP_PREFIX: "group", PROJECT_PREFIX: "project"}
 
 
-def quota_view(state: PoolState, now_s: float, user: str | None, only: str | None = None) -> QuotaView:
-    """Return the accounts of a user, of all users with None; `only` names one account.
+def quota_view(
+    state: PoolState, now_s: float, user: str | None, only: str | None = None, *, owner: str | None = None
+) -> QuotaView:
+    """Return the accounts of a user, or of an owner, else all; `only` names one account.
 
-    A user sees its groups and its projects with those above and below them, and of their jobs its own. What is held now
+    A user sees its groups and its projects with those above and below them, and of their jobs its own; an owner its
+    projects. What is held now
     counts up to now; what it costs, up to the last event of each job.
     """
-    names = _visible(state, user)
+    names = _visible(state, user, owner)
     wanted = [name for name in names if only in (None, name)]
     jobs: dict[str, list[str]] = {name: [] for name in wanted[:MAX_ROWS]}
     for job in state.live_jobs.values():
@@ -42,9 +46,11 @@ def quota_view(state: PoolState, now_s: float, user: str | None, only: str | Non
     )
 
 
-def _visible(state: PoolState, user: str | None) -> list[str]:
-    """Return the accounts that a user may see: projects in the order of the file, then groups, then users."""
+def _visible(state: PoolState, user: str | None, owner: str | None) -> list[str]:
+    """Return the accounts that a caller may see: projects in the order of the file, then groups, then users."""
     tree, use = state.accounts.tree, state.accounts.use
+    if owner is not None:
+        return [PROJECT_PREFIX + one.name for one in tree.accounts.projects if one.owner == owner]
     if user is not None:
         own = tree.projects_of(user)
         seen = {one for name in own for one in (*tree.chain(name), *tree.below(name))}
@@ -73,6 +79,7 @@ def _row(state: PoolState, account: str, now_ms: int, jobs: Iterable[str]) -> Qu
             "kind": _KINDS[prefix],
             "name": name,
             "parent": project.parent if project else None,
+            "owner": project.owner if project else None,
             "priority": project.priority if project else None,
             "weight": project.weight if project else None,
             "guaranteed_chips": project.guaranteed_chips if project else 0,
@@ -85,6 +92,23 @@ def _row(state: PoolState, account: str, now_ms: int, jobs: Iterable[str]) -> Qu
             "spend_millionths": use.millionths if this_month else 0,
             "percent": use.percent,
             "num_capped": len(capped.get(account, ())) + len(capped.get(f"above:{account}", ())),
+            "places": _places(project.guarantees if project else {}, limits.on_chips, use),
             "jobs": tuple(jobs),
         }
+    )
+
+
+def _places(
+    guarantees: Mapping[ChipScope, int], limits: Mapping[ChipScope, int], use: AccountUse
+) -> tuple[QuotaPlace, ...]:
+    return tuple(
+        QuotaPlace(
+            cluster=scope.cluster,
+            node_group=scope.node_group or None,
+            guaranteed_chips=guarantees.get(scope, 0),
+            max_chips=limits.get(scope),
+            num_chips=use.chips_in(scope),
+        )
+        for scope in sorted({*guarantees, *limits})
+        if scope.cluster
     )

@@ -1,4 +1,4 @@
-"""`QuotaAccess`: sets the pool's accounts for an admin, and shows each caller its own."""
+"""`QuotaAccess`: sets the pool's accounts for an admin, an owner's projects for it, and shows each caller its own."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from isthmus.control.service.access.audit_log import AuditLog
 from isthmus.control.service.auth import Caller
 from isthmus.control.service.coordinator_actor import CoordinatorActor
 from isthmus.control.state.events import AccountsSet
-from isthmus.core.errors import IsthmusError, NotFoundError
-from isthmus.core.owner.accounts import Accounts, Limits
-from isthmus.core.owner.with_limits import with_limits
+from isthmus.core.errors import AuthError, IsthmusError, NotFoundError
+from isthmus.core.owner.accounts import Accounts
+from isthmus.core.owner.own_quota import own_quota
+from isthmus.core.owner.with_quota import QuotaChange, with_quota
 from isthmus.core.views.quota_views import AccountsView, QuotaView
 
 _KINDS = ("projects", "groups", "users")
@@ -31,16 +32,23 @@ class QuotaAccess:
         self._propose(caller, lambda _: accounts, now_s, "", text)
         return AccountsView(**counts, accepted_s=now_s)
 
-    def set_limits(self, caller: Caller, account: str, limits: Limits) -> QuotaView:
-        """Replace the limits of one account; raises the errors of `with_limits` and of `admit_accounts`."""
-        named = limits.model_dump(mode="json", exclude_none=True)
-        text = ", ".join(f"{name} {value}" for name, value in named.items()) or "no limits"
-        self._propose(
-            caller, lambda coordinator: with_limits(coordinator.state.accounts.accounts, account, limits),
-            self._clock(), account, text,
-        )  # fmt: skip
-        now_s = self._clock()
-        return self._actor.query(lambda coordinator: quota_view(coordinator.state, now_s, None, account))
+    def set_quota(self, caller: Caller, account: str, change: QuotaChange) -> QuotaView:
+        """Replace the quota of one account, for an owner as far as its clusters go.
+
+        Raises the errors of `own_quota`, `with_quota` and `admit_accounts`.
+        """
+        if caller.site:
+            raise AuthError("the key of an agent sets no quotas", hint="use the owner's token")
+
+        def changed(coordinator: Coordinator) -> Accounts:
+            state, wanted = coordinator.state, change
+            if caller.role != "admin":
+                own = {name for name, record in state.clusters.items() if record.cluster.owner == caller.name}
+                wanted = own_quota(state.accounts.accounts, account, change, caller.name, own)
+            return with_quota(state.accounts.accounts, account, wanted)
+
+        self._propose(caller, changed, self._clock(), account, _as_text(change))
+        return self._view(caller, account)
 
     def _propose(
         self, caller: Caller, accounts_of: Callable[[Coordinator], Accounts], now_s: float, subject: str, text: str
@@ -49,7 +57,9 @@ class QuotaAccess:
         line = self._audit.line("quotas-set", caller, subject, text)
         try:
             self._actor.propose(
-                lambda coordinator: AccountsSet(now_s=now_s, by=caller.name, accounts=accounts_of(coordinator)),
+                lambda coordinator: AccountsSet(
+                    now_s=now_s, by=caller.name, accounts=accounts_of(coordinator), ranks_waiting=True
+                ),
                 lambda _: None, line,
             )  # fmt: skip
         except IsthmusError as error:
@@ -58,9 +68,21 @@ class QuotaAccess:
 
     def show(self, caller: Caller, account: str | None = None) -> QuotaView:
         """Return the accounts that the caller may see, or one of them; raise `NotFoundError` for one that is not."""
-        user = None if caller.role == "admin" else caller.name
-        now_s = self._clock()
-        found = self._actor.query(lambda coordinator: quota_view(coordinator.state, now_s, user, account))
+        found = self._view(caller, account)
         if account is not None and not found.rows:
             raise NotFoundError(f"no account '{account}'", hint="isthmus quota show lists those that you may see")
         return found
+
+    def _view(self, caller: Caller, account: str | None) -> QuotaView:
+        user, owner = (caller.name if caller.role == role else None for role in ("user", "owner"))
+        now_s = self._clock()
+        return self._actor.query(lambda coordinator: quota_view(coordinator.state, now_s, user, account, owner=owner))
+
+
+def _as_text(change: QuotaChange) -> str:
+    """Return a quota as a line of the audit log."""
+    named = change.model_dump(mode="json", exclude_none=True, exclude={"chips_at", "guaranteed_at"})
+    for name in ("chips_at", "guaranteed_at"):
+        lines = getattr(change, name) or ()
+        named |= {name: " ".join(f"{line.scope}={line.chips}" for line in lines)} if lines else {}
+    return ", ".join(f"{name} {value}" for name, value in named.items()) or "no limits"

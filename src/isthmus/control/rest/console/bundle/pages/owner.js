@@ -6,6 +6,7 @@ import { useAction, useData } from "../lib/live.js";
 import { short } from "../lib/text.js";
 import { Card, html, Problem, Table, useRef, useState } from "../lib/ui.js";
 import { PriceList } from "./price_list.js";
+import { Quotas } from "./quotas.js";
 import { SiteActions } from "./site_actions.js";
 import { TokenList } from "./tokens.js";
 
@@ -18,6 +19,7 @@ export function OwnerPage({ session }) {
     <h1 tabindex="-1">Owner ${session.name}</h1>
     <p class="lead">What your sites earn, for which users, and on which terms.</p>
     <${Statement} party="owner" name=${session.name} title="Income"/>
+    <${Quotas} role="owner"/>
     <${Card} title="Users at your sites"><${Table} label="Users at your sites" rows=${usage.data?.rows ?? []} columns=${[
       ["User", (one) => one.user],
       ["Site", (one) => one.cluster],
