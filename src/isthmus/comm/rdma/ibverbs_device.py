@@ -27,7 +27,6 @@ from isthmus.comm.rdma.ibverbs_library import (
 from isthmus.comm.rdma.verbs import Completion, PairRecord
 from isthmus.core.errors import InputError
 
-AUTO = "auto"
 _SYSFS = Path("/sys/class/infiniband")
 _PORT = 1
 _ACTIVE, _ETHERNET = 4, 2
@@ -46,8 +45,8 @@ _RNR_TIMER, _TIMEOUT, _RETRIES, _FOREVER = 12, 14, 7, 7
 _HOP_LIMIT = 64
 
 
-def open_card(name: str, library: str = "libibverbs.so.1") -> IbverbsDevice:
-    """Return the card `name` (`auto`: the first with an active port).
+def open_card(name: str = "", number: int = 0, library: str = "libibverbs.so.1") -> IbverbsDevice:
+    """Return the card `name`, or of all usable ones that of `number`, modulo how many there are.
 
     Raises `InputError` without the library, the card, or an active port.
     """
@@ -59,25 +58,28 @@ def open_card(name: str, library: str = "libibverbs.so.1") -> IbverbsDevice:
         raise InputError(
             f"no RDMA on {host}: {error}", hint="install rdma-core (libibverbs.so.1) on each node; " + hint
         ) from error
-    found: list[str] = []
+    usable, unusable = list[IbverbsDevice](), list[str]()
     count = c_int()
     devices = verbs.ibv_get_device_list(byref(count))
-    try:
-        for at in range(count.value if devices else 0):
-            known = verbs.ibv_get_device_name(devices[at]).decode()
-            found.append(known)
-            if name in (AUTO, known):
-                try:
-                    return IbverbsDevice(verbs, devices[at], known)
-                except OSError as error:
-                    found[-1] += f" ({error.strerror or error})"
-    finally:
-        if devices:
-            verbs.ibv_free_device_list(devices)
-    if not found:
+    for at in range(count.value if devices else 0):
+        known = verbs.ibv_get_device_name(devices[at]).decode()
+        try:
+            usable.append(IbverbsDevice(verbs, devices[at], known))
+        except OSError as error:
+            unusable.append(f"{known} ({error.strerror})")
+    if devices:
+        verbs.ibv_free_device_list(devices)
+    wanted = [one for one in usable if name in ("", one.name)]
+    chosen = wanted[number % len(wanted)] if wanted else None
+    for one in usable:
+        if one is not chosen:
+            one.close()
+    if chosen is not None:
+        return chosen
+    known = ", ".join([one.name for one in usable] + unusable)
+    if not known:
         raise InputError(f"no RDMA device on {host} (ibv_devices lists none)", hint=hint)
-    wanted = "" if name == AUTO else f" {name}"
-    raise InputError(f"no usable RDMA device{wanted} on {host}; there are: {', '.join(found)}", hint=hint)
+    raise InputError(f"no usable RDMA device {name or 'at all'} on {host}; there are: {known}", hint=hint)
 
 
 class IbverbsDevice:
@@ -100,6 +102,11 @@ class IbverbsDevice:
         except OSError:
             verbs.ibv_close_device(self.context)
             raise
+
+    def close(self) -> None:
+        """Close the device; its pairs are closed."""
+        self.verbs.ibv_dealloc_pd(self.domain)
+        self.verbs.ibv_close_device(self.context)
 
     def open_pair(self, memory: memoryview, region_offset: int, region_bytes: int, depth: int) -> IbverbsPair:
         """Return a new pair; see `VerbsDevice`."""

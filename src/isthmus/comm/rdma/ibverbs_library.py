@@ -112,7 +112,7 @@ class SendWork(Structure):
     _fields_ = [
         ("wr_id", c_uint64), ("next", c_void_p), ("sg_list", POINTER(Segment)), ("num_sge", c_int),
         ("opcode", c_int), ("send_flags", c_uint32), ("imm_data", c_uint32), ("remote_addr", c_uint64),
-        ("rkey", c_uint32), ("_unions", c_ubyte * 68),
+        ("rkey", c_uint32), ("_unions", c_ubyte * 76),
     ]  # fmt: skip
 
 

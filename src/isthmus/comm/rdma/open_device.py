@@ -9,14 +9,14 @@ from isthmus.comm.rdma.user_space_device import UserSpaceDevice
 from isthmus.comm.rdma.verbs import VerbsDevice
 from isthmus.core.errors import InputError
 
-USER_SPACE = "user-space:"
+AUTO, USER_SPACE = "auto", "user-space:"
 
 _devices: dict[str, VerbsDevice] = {}
 _lock = threading.Lock()
 
 
 def open_device(name: str) -> VerbsDevice:
-    """Return the device `name`: a card's name, `auto` for the first card with an active port, or `user-space:IPV4`.
+    """Return the device `name`: a card's name, `auto:N` for the Nth usable card (modulo), or `user-space:IPV4`.
 
     It stays open for the next call. Raises `InputError` if there is none.
     """
@@ -34,7 +34,8 @@ def use_device(name: str, device: VerbsDevice) -> None:
 
 def _open(name: str) -> VerbsDevice:
     if not name.startswith(USER_SPACE):
-        return open_card(name)
+        kind, _, number = name.partition(":")
+        return open_card("", int(number or 0)) if kind == AUTO else open_card(name)
     address = name.removeprefix(USER_SPACE)
     try:
         return UserSpaceDevice(address)

@@ -53,7 +53,7 @@ _WAIT_S = 0.2
 
 @dataclass
 class _Message:
-    """A message that was received: what was not read of it, the receive that it used, and whether it lies in a block."""
+    """A received message: what was not read of it, the receive that it used, and whether it lies in a block."""
 
     left: memoryview
     slot: int
@@ -240,11 +240,11 @@ class RdmaChannel:
     def _run(self) -> None:
         poll = select.poll()
         connection = self.socket.fileno()
-        for one in (self._pair.fileno(), connection, self._waker):
-            poll.register(one, select.POLLIN)
+        for number in (self._pair.fileno(), connection, self._waker):
+            poll.register(number, select.POLLIN)
         end_s = math.inf
         while self._error is None and time.monotonic() < end_s:
-            ready = {one for one, _ in poll.poll(None if end_s == math.inf else 1e3 * _WAIT_S)}
+            ready = {number for number, _ in poll.poll(None if end_s == math.inf else 1e3 * _WAIT_S)}
             has_ended = connection in ready and self._look_at_socket()
             with self._changed:
                 try:
@@ -314,4 +314,3 @@ class RdmaChannel:
             raise ValueError(f"sent more than {NUM_SLOTS} messages that were not read")
         self._num_held[_SLOT] += 1
         self._arrived.append(one)
-

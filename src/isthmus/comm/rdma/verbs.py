@@ -22,7 +22,7 @@ RECORD_BYTES = _RECORD.size
 
 @dataclass(frozen=True)
 class PairRecord:
-    """What one side tells the other about its queue pair; `region_bytes` from `address` on may be written with `key`."""
+    """What a side tells the other about its queue pair; `region_bytes` from `address` on may be written with `key`."""
 
     gid: bytes
     """Global identifier of the port, 16 bytes; over Ethernet an IPv6 address, or an IPv4 one in its form."""

@@ -6,12 +6,12 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from isthmus.comm.channel.channel import PlainChannel, RecordChannel
+from isthmus.comm.channel.channel import PlainChannel
 from isthmus.comm.channel.link_keys import LinkKeys
 from isthmus.comm.rdma.open_device import open_device
 from isthmus.comm.rdma.upgrade_channel import upgrade_channel
 from isthmus.comm.tcp.greeting import Claim, Greeting, answer_greeting, send_greeting
-from isthmus.comm.tcp.reconnect import GreetedChannel
+from isthmus.comm.tcp.reconnect import GreetedChannel, GreetedRecords
 from isthmus.comm.tcp.sealed_greeting import SealedHandshake
 
 
@@ -38,7 +38,7 @@ class PlainHandshake:
     def __init__(self, mine: Greeting, clock: Callable[[], float]) -> None:
         self._mine, self._clock = mine, clock
 
-    def dial(self, sock: socket.socket, rank: int, number: int) -> GreetedChannel:
+    def dial(self, sock: socket.socket, rank: int, number: int) -> GreetedRecords:
         """Greet; see `Handshake`."""
         del rank
         return PlainChannel(sock), send_greeting(sock, self._mine, self._clock, number)
@@ -47,7 +47,7 @@ class PlainHandshake:
         """Return the start of the greeting, whatever it is."""
         return first
 
-    def answer(self, sock: socket.socket, opened: bytes, claim: Claim) -> tuple[int, int, GreetedChannel]:
+    def answer(self, sock: socket.socket, opened: bytes, claim: Claim) -> tuple[int, int, GreetedRecords]:
         """Answer; see `Handshake`."""
         rank, number, offset_s = answer_greeting(sock, self._mine, self._clock, claim, opened)
         return rank, number, (PlainChannel(sock), offset_s)
@@ -62,16 +62,16 @@ class RdmaHandshake:
 
     def dial(self, sock: socket.socket, rank: int, number: int) -> GreetedChannel:
         """Greet; see `Handshake`. Raises what `upgrade_channel` raises too."""
-        return self._upgrade(rank, *self._inner.dial(sock, rank, number))
+        return self._upgrade(rank, self._inner.dial(sock, rank, number))
 
     def answer(self, sock: socket.socket, opened: Any, claim: Claim) -> tuple[int, int, GreetedChannel]:
         """Answer; see `Handshake`."""
         rank, number, greeted = self._inner.answer(sock, opened, claim)
-        return rank, number, self._upgrade(rank, *greeted)
+        return rank, number, self._upgrade(rank, greeted)
 
-    def _upgrade(self, rank: int, channel: RecordChannel, ahead_s: float) -> GreetedChannel:
+    def _upgrade(self, rank: int, greeted: GreetedRecords) -> GreetedChannel:
         device = self._devices.get(rank)
-        return (channel if device is None else upgrade_channel(channel, open_device(device), rank)), ahead_s
+        return greeted if device is None else (upgrade_channel(greeted[0], open_device(device), rank), greeted[1])
 
 
 def make_handshake(

@@ -149,7 +149,7 @@ class RoceNic:
         self.not_ready_code: int | None = None
         """Answer SENDs and WRITEs with `receiver not ready` and this timer; None while the receiver is ready."""
         self.accepts: Callable[[RethHeader | None, int], bool] = lambda _target, _num_bytes: True
-        """Whether a WRITE to a target, or a SEND (None), may have so many bytes; one that may not ends the queue pair."""
+        """Whether a WRITE to a target, or a SEND (None), may have so many bytes; another one ends the queue pair."""
         self._next_psn, self._expected = settings.first_psn, settings.peer_first_psn
         self._unsent: deque[_Packet] = deque()
         self._unacked: deque[_Packet] = deque()
@@ -209,7 +209,9 @@ class RoceNic:
             self._next_psn = (last + 1) % PSN_SPAN
             return
         for opcode, part, reth in self._parts_of(work):
-            extra = work.immediate.to_bytes(4, "big") if work.immediate is not None and opcode in _HAS_IMMEDIATE else b""
+            extra = (
+                work.immediate.to_bytes(4, "big") if work.immediate is not None and opcode in _HAS_IMMEDIATE else b""
+            )
             is_end = opcode in MESSAGE_ENDS
             self._num_since_ack += 1
             wants_ack = is_end or self._num_since_ack >= self.settings.ack_packets
