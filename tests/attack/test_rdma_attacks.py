@@ -29,7 +29,7 @@ from isthmus.comm.rdma.rdma_channel import (
 )
 from isthmus.comm.rdma.upgrade_channel import upgrade_channel
 from isthmus.comm.rdma.user_space_device import UserSpaceDevice
-from isthmus.comm.rdma.verbs import RECORD_BYTES, Completion, PairRecord, read_record
+from isthmus.comm.rdma.verbs import RECORD_BYTES, Completion, PairRecord, unpack_record
 from isthmus.core.errors import IsthmusError, ProtocolError
 from isthmus.noise import CipherState
 from isthmus.wan.roce.roce_opcodes import UDP_PORT, Opcode
@@ -125,7 +125,7 @@ def head(slots: int = 0, blocks: int = 0, num_bytes: int = 0) -> bytes:
 def test_random_records_are_refused(data: bytes) -> None:
     """Bytes are a record or an error of ours, never another one."""
     with pytest.raises(ProtocolError):
-        read_record(data, REGION_BYTES)
+        unpack_record(data, REGION_BYTES)
 
 
 @given(
@@ -148,9 +148,9 @@ def test_random_records_are_refused(data: bytes) -> None:
 )
 def test_a_record_out_of_bounds_is_refused(change: dict[str, object]) -> None:
     """Addresses of no or of many hosts, numbers that no pair has, and a region that is too short or wraps."""
-    assert astuple(read_record(GOOD.packed(), REGION_BYTES)) == astuple(GOOD)
+    assert astuple(unpack_record(GOOD.packed(), REGION_BYTES)) == astuple(GOOD)
     with pytest.raises(ProtocolError, match="refused"):
-        read_record(replace(GOOD, **change).packed(), REGION_BYTES)  # type: ignore[arg-type]
+        unpack_record(replace(GOOD, **change).packed(), REGION_BYTES)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("data", [b"x" * RECORD_BYTES, replace(GOOD, gid=b"\x20" * 16).packed()])

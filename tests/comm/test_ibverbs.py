@@ -69,10 +69,10 @@ def test_structures_are_those_of_the_header(compiler: str, tmp_path: Path) -> No
     """Each field is where the header has it, what is allocated here is as long, and the table's places are right."""
     lines, wanted = list[str](), list[int]()
     for name, (layout, places) in LAYOUTS.items():
-        for field, *_ in layout._fields_:
+        for field, place in vars(layout).items():
             if not field.startswith("_"):
                 lines.append(f"offsetof(struct {name}, {places.get(field, field)})")
-                wanted.append(getattr(layout, field).offset)
+                wanted.append(place.offset)
         if name not in PARTIAL:
             lines.append(f"sizeof(struct {name})")
             wanted.append(ctypes.sizeof(layout))

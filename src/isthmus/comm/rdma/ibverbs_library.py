@@ -10,126 +10,123 @@ from __future__ import annotations
 import ctypes
 from ctypes import POINTER, Structure, c_char_p, c_int, c_size_t, c_ubyte, c_uint16, c_uint32, c_uint64, c_void_p
 from functools import cache
+from typing import Any
 
 NUM_OPERATIONS = 32
 POLL_CQ, REQ_NOTIFY_CQ, POST_SEND, POST_RECV = 11, 12, 25, 26
 """Places in `struct ibv_context_ops`."""
 
 
+_TYPES: dict[str, Any] = {
+    "p": c_void_p, "n": c_size_t, "i": c_int, "b": c_ubyte, "h": c_uint16, "w": c_uint32, "q": c_uint64,
+}  # fmt: skip
+
+
+def _fields(text: str, **inner: Any) -> list[tuple[str, Any]]:
+    """Return the fields of a structure from `name:type` each; a type is a letter of `_TYPES`, or one of `inner`."""
+    pairs = [one.split(":") for one in text.split()]
+    return [(name, inner[kind] if kind in inner else _TYPES[kind]) for name, kind in pairs]
+
+
 class Context(Structure):
     """`struct ibv_context`, up to its operations."""
 
-    _fields_ = [("device", c_void_p), ("ops", c_void_p * NUM_OPERATIONS)]
+    _fields_ = _fields("device:p ops:table", table=c_void_p * NUM_OPERATIONS)
 
 
 class CompletionChannel(Structure):
     """`struct ibv_comp_channel`."""
 
-    _fields_ = [("context", c_void_p), ("fd", c_int), ("refcnt", c_int)]
+    _fields_ = _fields("context:p fd:i refcnt:i")
 
 
 class MemoryRegion(Structure):
     """`struct ibv_mr`."""
 
-    _fields_ = [
-        ("context", c_void_p), ("pd", c_void_p), ("addr", c_void_p), ("length", c_size_t), ("handle", c_uint32),
-        ("lkey", c_uint32), ("rkey", c_uint32),
-    ]  # fmt: skip
+    _fields_ = _fields("context:p pd:p addr:p length:n handle:w lkey:w rkey:w")
 
 
 class QueuePair(Structure):
     """`struct ibv_qp`, up to its number."""
 
-    _fields_ = [
-        ("context", c_void_p), ("qp_context", c_void_p), ("pd", c_void_p), ("send_cq", c_void_p),
-        ("recv_cq", c_void_p), ("srq", c_void_p), ("handle", c_uint32), ("qp_num", c_uint32),
-    ]  # fmt: skip
+    _fields_ = _fields("context:p qp_context:p pd:p send_cq:p recv_cq:p srq:p handle:w qp_num:w")
 
 
 class QueuePairCapacity(Structure):
     """`struct ibv_qp_cap`."""
 
-    _fields_ = [(name, c_uint32) for name in (
-        "max_send_wr", "max_recv_wr", "max_send_sge", "max_recv_sge", "max_inline_data")]  # fmt: skip
+    _fields_ = _fields("max_send_wr:w max_recv_wr:w max_send_sge:w max_recv_sge:w max_inline_data:w")
 
 
 class QueuePairSetup(Structure):
     """`struct ibv_qp_init_attr`."""
 
-    _fields_ = [
-        ("qp_context", c_void_p), ("send_cq", c_void_p), ("recv_cq", c_void_p), ("srq", c_void_p),
-        ("cap", QueuePairCapacity), ("qp_type", c_int), ("sq_sig_all", c_int),
-    ]  # fmt: skip
+    _fields_ = _fields("qp_context:p send_cq:p recv_cq:p srq:p cap:c qp_type:i sq_sig_all:i", c=QueuePairCapacity)
 
 
 class AddressHandle(Structure):
     """`struct ibv_ah_attr` with its `struct ibv_global_route`."""
 
-    _fields_ = [
-        ("dgid", c_uint64 * 2), ("flow_label", c_uint32), ("sgid_index", c_ubyte), ("hop_limit", c_ubyte),
-        ("traffic_class", c_ubyte), ("_end", c_ubyte), ("dlid", c_uint16), ("sl", c_ubyte),
-        ("src_path_bits", c_ubyte), ("static_rate", c_ubyte), ("is_global", c_ubyte), ("port_num", c_ubyte),
-    ]  # fmt: skip
+    _fields_ = _fields(
+        "dgid:gid flow_label:w sgid_index:b hop_limit:b traffic_class:b _end:b dlid:h sl:b src_path_bits:b"
+        " static_rate:b is_global:b port_num:b",
+        gid=c_uint64 * 2,
+    )
 
 
 class QueuePairChange(Structure):
     """`struct ibv_qp_attr`."""
 
-    _fields_ = [
-        ("qp_state", c_int), ("cur_qp_state", c_int), ("path_mtu", c_int), ("path_mig_state", c_int),
-        ("qkey", c_uint32), ("rq_psn", c_uint32), ("sq_psn", c_uint32), ("dest_qp_num", c_uint32),
-        ("qp_access_flags", c_uint32), ("cap", QueuePairCapacity), ("ah_attr", AddressHandle),
-        ("alt_ah_attr", AddressHandle), ("pkey_index", c_uint16), ("alt_pkey_index", c_uint16),
-        ("en_sqd_async_notify", c_ubyte), ("sq_draining", c_ubyte), ("max_rd_atomic", c_ubyte),
-        ("max_dest_rd_atomic", c_ubyte), ("min_rnr_timer", c_ubyte), ("port_num", c_ubyte), ("timeout", c_ubyte),
-        ("retry_cnt", c_ubyte), ("rnr_retry", c_ubyte), ("alt_port_num", c_ubyte), ("alt_timeout", c_ubyte),
-        ("rate_limit", c_uint32),
-    ]  # fmt: skip
+    _fields_ = _fields(
+        "qp_state:i cur_qp_state:i path_mtu:i path_mig_state:i qkey:w rq_psn:w sq_psn:w dest_qp_num:w"
+        " qp_access_flags:w cap:c ah_attr:a alt_ah_attr:a pkey_index:h alt_pkey_index:h en_sqd_async_notify:b"
+        " sq_draining:b max_rd_atomic:b max_dest_rd_atomic:b min_rnr_timer:b port_num:b timeout:b retry_cnt:b"
+        " rnr_retry:b alt_port_num:b alt_timeout:b rate_limit:w",
+        c=QueuePairCapacity,
+        a=AddressHandle,
+    )
 
 
 class PortState(Structure):
     """`struct ibv_port_attr` up to `link_layer`, and room for what later versions have behind it."""
 
-    _fields_ = [
-        ("state", c_int), ("max_mtu", c_int), ("active_mtu", c_int), ("gid_tbl_len", c_int),
-        ("port_cap_flags", c_uint32), ("max_msg_sz", c_uint32), ("bad_pkey_cntr", c_uint32),
-        ("qkey_viol_cntr", c_uint32), ("pkey_tbl_len", c_uint16), ("lid", c_uint16), ("sm_lid", c_uint16),
-        ("lmc", c_ubyte), ("max_vl_num", c_ubyte), ("sm_sl", c_ubyte), ("subnet_timeout", c_ubyte),
-        ("init_type_reply", c_ubyte), ("active_width", c_ubyte), ("active_speed", c_ubyte), ("phys_state", c_ubyte),
-        ("link_layer", c_ubyte), ("_more", c_ubyte * 64),
-    ]  # fmt: skip
+    _fields_ = _fields(
+        "state:i max_mtu:i active_mtu:i gid_tbl_len:i port_cap_flags:w max_msg_sz:w bad_pkey_cntr:w qkey_viol_cntr:w"
+        " pkey_tbl_len:h lid:h sm_lid:h lmc:b max_vl_num:b sm_sl:b subnet_timeout:b init_type_reply:b active_width:b"
+        " active_speed:b phys_state:b link_layer:b _more:room",
+        room=c_ubyte * 64,
+    )
 
 
 class Segment(Structure):
     """`struct ibv_sge`."""
 
-    _fields_ = [("addr", c_uint64), ("length", c_uint32), ("lkey", c_uint32)]
+    _fields_ = _fields("addr:q length:w lkey:w")
 
 
 class SendWork(Structure):
     """`struct ibv_send_wr`; of its unions only the part of an RDMA WRITE."""
 
-    _fields_ = [
-        ("wr_id", c_uint64), ("next", c_void_p), ("sg_list", POINTER(Segment)), ("num_sge", c_int),
-        ("opcode", c_int), ("send_flags", c_uint32), ("imm_data", c_uint32), ("remote_addr", c_uint64),
-        ("rkey", c_uint32), ("_unions", c_ubyte * 76),
-    ]  # fmt: skip
+    _fields_ = _fields(
+        "wr_id:q next:p sg_list:s num_sge:i opcode:i send_flags:w imm_data:w remote_addr:q rkey:w _unions:rest",
+        s=POINTER(Segment),
+        rest=c_ubyte * 76,
+    )
 
 
 class ReceiveWork(Structure):
     """`struct ibv_recv_wr`."""
 
-    _fields_ = [("wr_id", c_uint64), ("next", c_void_p), ("sg_list", POINTER(Segment)), ("num_sge", c_int)]
+    _fields_ = _fields("wr_id:q next:p sg_list:s num_sge:i", s=POINTER(Segment))
 
 
 class WorkCompletion(Structure):
     """`struct ibv_wc`."""
 
-    _fields_ = [
-        ("wr_id", c_uint64), ("status", c_int), ("opcode", c_int), ("vendor_err", c_uint32), ("byte_len", c_uint32),
-        ("imm_data", c_uint32), ("qp_num", c_uint32), ("src_qp", c_uint32), ("wc_flags", c_uint32),
-        ("pkey_index", c_uint16), ("slid", c_uint16), ("sl", c_ubyte), ("dlid_path_bits", c_ubyte),
-    ]  # fmt: skip
+    _fields_ = _fields(
+        "wr_id:q status:i opcode:i vendor_err:w byte_len:w imm_data:w qp_num:w src_qp:w wc_flags:w pkey_index:h"
+        " slid:h sl:b dlid_path_bits:b"
+    )
 
 
 _POINTERS = {

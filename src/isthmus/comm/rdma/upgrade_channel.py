@@ -11,7 +11,7 @@ from contextlib import suppress
 
 from isthmus.comm.channel.channel import RecordChannel
 from isthmus.comm.rdma.rdma_channel import REGION_BYTES, RdmaChannel
-from isthmus.comm.rdma.verbs import RECORD_BYTES, VerbsDevice, read_record
+from isthmus.comm.rdma.verbs import RECORD_BYTES, VerbsDevice, unpack_record
 from isthmus.core.errors import ProtocolError, UnavailableError
 
 PATH_TIMEOUT_S = 5.0
@@ -30,7 +30,7 @@ def upgrade_channel(inner: RecordChannel, device: VerbsDevice, rank: int) -> Rdm
     try:
         channel = RdmaChannel(inner, device)
         inner.write([channel.record.packed()])
-        channel.connect(read_record(_read(inner, RECORD_BYTES), REGION_BYTES))
+        channel.connect(unpack_record(_read(inner, RECORD_BYTES), REGION_BYTES))
         inner.write([_READY])
         if _read(inner, len(_READY)) != _READY:
             raise ProtocolError("the peer has not joined its queue pair")

@@ -40,7 +40,7 @@ class PairRecord:
         return _RECORD.pack(_MAGIC, *astuple(self))
 
 
-def read_record(data: bytes | bytearray, region_bytes: int) -> PairRecord:
+def unpack_record(data: bytes | bytearray, region_bytes: int) -> PairRecord:
     """Return the record in `data`; raise `ProtocolError` for one that no queue pair has, or of another region."""
     magic, *fields = _RECORD.unpack(data)
     one = PairRecord(*fields)
