@@ -149,7 +149,7 @@ class RoceNic:
         self.not_ready_code: int | None = None
         """Answer SENDs and WRITEs with `receiver not ready` and this timer; None while the receiver is ready."""
         self.accepts: Callable[[RethHeader | None, int], bool] = lambda _target, _num_bytes: True
-        """Whether a WRITE to a target, or a SEND (None), may have so many bytes; another one ends the queue pair."""
+        """Whether a WRITE to a target, or a SEND (None), may be this long in bytes; another one ends the queue pair."""
         self._next_psn, self._expected = settings.first_psn, settings.peer_first_psn
         self._unsent: deque[_Packet] = deque()
         self._unacked: deque[_Packet] = deque()
