@@ -132,7 +132,7 @@ class RdmaChannel:
         if len(one.left) < size:
             raise ConnectionResetError(f"sent a message of {len(one.left)} bytes where {size} were expected")
         record, one.left = one.left[:size], one.left[size:]
-        # The region of blocks stays writable for whoever knows its key, so what is authenticated is a copy.
+        # Anyone with its key can write to the region of blocks, so what is authenticated is a copy.
         self._inner.open_into(memoryview(bytes(record)) if one.in_block and self._inner.tag_bytes else record, into)
         self._reading = one if len(one.left) else None
         if self._reading is None:
