@@ -30,7 +30,7 @@ import numpy as np
 import torch
 
 from benchmarks._passing_time import step_rows, time_rows
-from benchmarks._switch_rate import packets_per_cpu_s
+from benchmarks._switch_rate import packets_per_cpu_s, serve_bare
 from benchmarks.table import Row, compared, print_rows
 from isthmus.comm.group.isthmus_group import IsthmusGroup
 from isthmus.comm.group.passing.passing_sums import PassingOptions, PassingSums
@@ -241,6 +241,11 @@ def _rate_rows(rounds: int) -> Iterator[Row]:
                 what=f"switch, packets of 256 in a CPU s, {how}", ours=rate, unit="packets/CPU s",
                 target="" if key else f"{wanted:,}", met=met,
             )  # fmt: skip
+    bare = packets_per_cpu_s(8, b"", rounds, serve_bare)
+    yield Row(
+        what="switch, packets of 256 in a CPU s, 8 a system call, bound of the interpreter", ours=bare,
+        unit="packets/CPU s",
+    )  # fmt: skip
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -71,6 +71,8 @@ ALLOWED = {
     "comm/process/transport_process.py TransportProcess.run": SERVICE,
     "comm/process/transport_process_handle.py TransportProcessHandle.wait": KILLED,
     "comm/tcp/acceptor.py Acceptor.close": CLOSED,
+    "comm/rdma/rdma_channel.py RdmaChannel.close": "the proxy ends with the channel: shut down, within LINGER_S",
+    "comm/rdma/user_space_device.py UserSpaceDevice.close": CLOSED,
     "comm/tcp/connection.py Connection.join": CLOSED,
     "comm/tcp/entrance.py Entrance.close": CLOSED,
     "comm/tcp/peer.py Peer._replace_connection": CLOSED,

@@ -27,6 +27,7 @@ from isthmus.core.errors import FileError, UnavailableError
 from isthmus.core.messages.agent_messages import AgentOrders, PartOrder, QueueEntry, RankMap, RunKeys
 from isthmus.core.messages.worker_folder import WorkerFolder, WorkerKeys
 from isthmus.core.plan import StageTime
+from isthmus.core.pool import Pool
 from isthmus.site import StartWorker
 from isthmus.site.parts import SitePart, SiteWorker
 from isthmus.site.site_invariants import check_site
@@ -326,6 +327,27 @@ def test_a_plan_without_times_leaves_the_chip_as_it_is() -> None:
     workers = {0: SiteWorker(node_group="h20", chips=1)}
     part = SitePart(job="a", attempt=1, spec=JOB, plan=plan(timed=False), workers=workers)
     assert worker_spec(part, 0, EAST, host="127.0.0.1", routes={}, storage=SiteStorage()).stage_time is None
+
+
+def test_links_by_rdma_are_told_to_the_workers() -> None:
+    """A worker uses a card of its node to the clusters at the other end of such links, and to no other one."""
+    groups = [{"chip": "L40S", "nodes": 1, "chips_per_node": 1}]
+    clusters = [{"name": name, "owner": "o", "node_groups": groups} for name in "abc"]
+    links = [
+        {"between": ["a", "b"], "bandwidth_gbps": 100, "delay_ms": 0.01, "transport": "rdma"},
+        {"between": ["b", "c"], "bandwidth_gbps": 1, "delay_ms": 10},
+    ]
+    pool = Pool.model_validate({"clusters": clusters, "links": links})
+    assert [pool.rdma_peers(name) for name in "abc"] == [["b"], ["a"], []]
+    workers = {0: SiteWorker(node_group="h20", chips=1)}
+    part = SitePart(job="a", attempt=1, spec=JOB, plan=plan(), workers=workers)
+    spec = worker_spec(part, 0, EAST, host="127.0.0.1", routes={}, rdma=["west"], storage=SiteStorage())
+    assert [spec.rdma_device(name) for name in ("west", "north", spec.cluster)] == ["auto:0", None, None]
+    one_way = {"from": "a", "to": "b", "bandwidth_gbps": 1, "delay_ms": 0.1}
+    back = {"from": "b", "to": "a", "bandwidth_gbps": 1, "delay_ms": 0.1, "transport": "rdma"}
+    for wrong in ([one_way, back], [back, one_way], [{**back, "crossing": {"key": "k"}}]):
+        with pytest.raises(ValueError, match=r"transport"):
+            Pool.model_validate({"clusters": clusters, "links": wrong})
 
 
 def test_a_virtual_job_waits_on_any_chip() -> None:

@@ -48,15 +48,18 @@ def transports(
     heartbeat_s: float = 2.0,
     peer_timeout_s: float = 30.0,
     sites: Sequence[str] = (),
+    rdma: Callable[[int], str] | None = None,
 ) -> list[JoinedTransport]:
     """Return `size` transports that have met; every connection goes through `route` if one is given.
 
-    With `sites`, the site of each rank, links have keys.
+    With `sites`, the site of each rank, links have keys; with `rdma`, the device of each rank, they go on by RDMA.
     """
     listeners = [listen("127.0.0.1") for _ in range(size)]
-    endpoints = [Endpoint("127.0.0.1", one.getsockname()[1], route, lanes) for one in listeners]
+    ports = [one.getsockname()[1] for one in listeners]
 
     def make(rank: int) -> JoinedTransport:
+        device = rdma and rdma(rank)
+        endpoints = [Endpoint("127.0.0.1", port, route, lanes, rdma=device) for port in ports]
         with listeners[rank] as listener:
             return connect_transport(
                 kind,

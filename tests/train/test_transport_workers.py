@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 from pathlib import Path
 
 import pytest
 
+from isthmus.comm.rdma.open_device import USER_SPACE
 from isthmus.core.errors import PlanError
 from isthmus.core.messages.worker_folder import WorkerSpec
 from isthmus.train.liveness.worker_events import read_events
 from isthmus.train.process.check_plan_matches_job import check_job_transport
 from isthmus.train.process.check_plan_supported import check_plan_supported
+from isthmus.wan.roce.roce_opcodes import UDP_PORT
+from tests.comm.test_rdma import address
 from tests.train.worker_jobs import Workers, make_job, make_plan, run_job, started
 
 STEPS = 40
@@ -60,6 +64,40 @@ def test_a_process_carries_what_threads_do_and_its_death_costs_a_step(tmp_path: 
     kinds = [one.kind for one in read_events(workers.folders[1])]
     assert "died" not in kinds
     assert kinds.count("resumed") == 2
+
+
+@pytest.mark.slow
+def test_ranks_of_two_clusters_train_by_rdma(tmp_path: Path, whole: bool) -> None:
+    """Connections that go on over queue pairs, here in user space, carry a step's tensors to the same bits."""
+    if not whole:
+        pytest.skip("with --whole: two jobs of two workers")
+    job = make_job(tmp_path, steps=3)
+    plan = make_plan(job, [1, 4], "ab")
+    straight = run_job(tmp_path / "tcp", job, plan)
+    elsewhere = job.checkpoints.model_copy(update={"folder": str(tmp_path / "elsewhere")})
+    job = job.model_copy(update={"checkpoints": elsewhere})
+    places = {name: address() for name in "ab"}
+    devices = {name: f"{USER_SPACE}{place}" for name, place in places.items()}
+    with started(tmp_path / "rdma", job, plan, rdma=devices) as workers:
+        workers.wait_for_step(1)
+        for place in places.values():
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, pytest.raises(OSError, match="in use"):
+                probe.bind((place, UDP_PORT))
+        assert workers.wait() == [0, 0], [workers.log(rank) for rank in range(2)]
+    assert workers.losses() == straight.losses()
+
+
+def test_a_rank_without_a_card_is_refused_before_start(tmp_path: Path) -> None:
+    """The error names the link, the machine and what to do; without a link by RDMA in the plan no card is needed."""
+    job, card = make_job(tmp_path), {"b": "no-card"}
+    near, far = (make_plan(job, [2, 4], clusters) for clusters in ("aa", "ab"))
+    check_plan_supported(WorkerSpec(run="r", attempt=1, rank=0, job=job, plan=near, rdma=card))
+    check_plan_supported(WorkerSpec(run="r", attempt=1, rank=1, job=job, plan=far, rdma=card))
+    refused = WorkerSpec(run="r", attempt=1, rank=0, job=job, plan=far, rdma=card)
+    with pytest.raises(
+        PlanError, match=rf"a and b has `transport: rdma`: no .*{socket.gethostname()}.*nodes have RDMA"
+    ):
+        check_plan_supported(refused)
 
 
 def spec_of(folder: Path, **spec: object) -> WorkerSpec:

@@ -237,9 +237,10 @@ class Link(FrozenModel):
     `loss` the packet loss probability, `congestion_control` the algorithm of TCP flows on the link. Packets are lost
     independently of each other (`loss_burst_packets` 1), or that many in a row on average. `reordering` is the share of
     packets that arrive `reordering_ms` late, so that later ones overtake them, `duplication` that of packets that
-    arrive twice, `mtu_bytes` the size of the largest IP packet. `crossing` says that workers' connections cross it
-    through the proxies or gateways of both sites, which their agents start; without it they connect directly, or by
-    the routes of `isthmus agent --routes`.
+    arrive twice, `mtu_bytes` the size of the largest IP packet. With `transport: rdma`, inside a data centre, workers'
+    connections are opened over TCP and go on over the RDMA card of each node. `crossing` says that workers'
+    connections cross it through the proxies or gateways of both sites, which their agents start; without it they
+    connect directly, or by the routes of `isthmus agent --routes`.
     """
 
     source: Name = Field(alias="from")
@@ -255,10 +256,13 @@ class Link(FrozenModel):
     reordering_ms: Annotated[float, Field(ge=0, le=10_000)] = 0.0
     duplication: LossRate = 0.0
     mtu_bytes: Annotated[int, Field(ge=MIN_MTU_BYTES, le=MAX_MTU_BYTES)] = 1500
+    transport: Literal["tcp", "rdma"] = "tcp"
     crossing: Crossing | None = None
 
     @model_validator(mode="after")
     def _faults_are_possible(self) -> Link:
+        if self.transport == "rdma" and self.crossing is not None:
+            raise ValueError("RDMA goes from card to card: leave out `crossing`, or `transport: rdma`")
         if self.reordering and not self.reordering_ms:
             raise ValueError("reordering needs reordering_ms, by which those packets are late")
         if self.loss_burst_packets > 1 and self.loss > self.loss_burst_packets * (1 - self.loss):
@@ -312,6 +316,9 @@ class Pool(FrozenModel):
                     raise UnknownNameError("cluster", end, names)
             if link.source == link.target:
                 raise ValueError(f"link from {link.source} to itself; a link must join two clusters")
+            back = self.link(link.target, link.source)
+            if back is not None and back.transport != link.transport:
+                raise ValueError(f"{link.source} to {link.target} has another `transport` than {link.target} to it")
         known = [*chip_catalogue(), *(chip.name for chip in self.chips)]
         for cluster in self.clusters:
             for group in cluster.node_groups:
@@ -358,6 +365,11 @@ class Pool(FrozenModel):
                 "sustained": None,
             }
         )
+
+    def rdma_peers(self, cluster: str) -> list[str]:
+        """Return the clusters that workers of `cluster` reach by RDMA."""
+        ends = [(one.source, one.target) for one in self.links if one.transport == "rdma"]
+        return sorted({other for end in ends if cluster in end for other in end if other != cluster})
 
     def link(self, source: str, target: str) -> Link | None:
         """Return the link from `source` to `target`, or None."""

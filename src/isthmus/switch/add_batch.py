@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 
 import numpy as np
@@ -29,7 +30,7 @@ MIN_PACKETS = 4
 MAX_SEGMENTS = 64
 """Packets that Linux sends by one system call (`UDP_MAX_SEGMENTS`)."""
 
-_FIXED_WORDS, _TAG_WORDS = FIXED_BYTES // 4, 4
+_TAG_WORDS = 4
 _MAGNITUDE, _PART, _INTEGERS = 9, 10, 12
 """Places in a packet, in words of 4 bytes."""
 
@@ -39,7 +40,7 @@ class PacketArray:
     """Packets that are equal in all fields of `head` but these three; parts may be in any order."""
 
     head: PacketRun
-    parts: NDArray[np.int64]
+    parts: list[int]
     """[num_packets]."""
     magnitudes: NDArray[np.uint32]
     """[num_packets], as bits."""
@@ -49,16 +50,11 @@ class PacketArray:
     def runs(self, slots: int, most: int) -> Iterator[PacketRun]:
         """Yield the packets as runs of at most `most` parts that follow each other, in one round of `slots`."""
         parts, most = self.parts, min(most, MAX_SEGMENTS)
-        ends = np.flatnonzero((np.diff(parts) != 1) | (parts[1:] % slots == 0)) + 1
-        for first, last in pairwise([0, *ends.tolist(), len(parts)]):
+        ends = [at for at in range(1, len(parts)) if parts[at] != parts[at - 1] + 1 or not parts[at] % slots]
+        for first, last in pairwise([0, *ends, len(parts)]):
             for start in range(first, last, most):
                 stop = min(start + most, last)
-                yield replace(
-                    self.head,
-                    first_part=int(parts[start]),
-                    magnitudes=self.magnitudes[start:stop],
-                    integers=self.integers[start:stop],
-                )
+                yield self.head.with_parts(parts[start], self.magnitudes[start:stop], self.integers[start:stop])
 
 
 def split_adds(
@@ -91,20 +87,27 @@ def split_adds(
 
 def _read(data: bytes, size: int, key_of: Callable[[int], bytes | None], max_part: int) -> PacketArray | None:
     """Return the packets of `size` bytes in `data`, or None if they differ in their heads or one is not genuine."""
+    fixed = data[:FIXED_BYTES]
+    head = _read_head(fixed, size)
+    key = None if head is None else key_of(head.job)
+    if head is None or key is None or not all(data.startswith(fixed, at) for at in range(size, len(data), size)):
+        return None
     words = np.frombuffer(data, "<u4").reshape(-1, size // 4)
-    if not (words[:, :_FIXED_WORDS] == words[0, :_FIXED_WORDS]).all():
+    if not _all_genuine(data, words, size, key):
         return None
-    heads = decode_runs(data[:size], size, key_of, {})
-    if len(heads) != 1 or heads[0].kind is not PacketKind.ADD:
+    parts = words[:, _PART : _PART + 2].copy().view("<u8")[:, 0].tolist()
+    if max(parts) >= max_part:
         return None
-    key = key_of(heads[0].job)
-    if key is None or not _all_genuine(data, words, size, key):
+    return PacketArray(head, parts, words[:, _MAGNITUDE], words[:, _INTEGERS:-_TAG_WORDS].view(np.int32))
+
+
+@lru_cache(maxsize=4096)
+def _read_head(fixed: bytes, size: int) -> PacketRun | None:
+    """Return what packets of `size` bytes that begin with `fixed` have in common; None unless they are ADD packets."""
+    runs = decode_runs(fixed + bytes(size - FIXED_BYTES), size, lambda _: b"", {})
+    if len(runs) != 1 or runs[0].kind is not PacketKind.ADD:
         return None
-    parts = words[:, _PART : _PART + 2].copy().view("<u8")[:, 0]
-    if int(parts.max()) >= max_part:
-        return None
-    integers = words[:, _INTEGERS:-_TAG_WORDS].view(np.int32)
-    return PacketArray(heads[0], parts.astype(np.int64), words[:, _MAGNITUDE], integers)
+    return runs[0].with_parts(0, runs[0].magnitudes[:0].copy(), runs[0].integers[:0].copy())  # free of the packet
 
 
 def _all_genuine(data: bytes, words: NDArray[np.uint32], size: int, key: bytes) -> bool:

@@ -11,7 +11,7 @@ import hashlib
 import hmac
 import struct
 from collections.abc import Callable, MutableMapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import lru_cache
 from typing import Any
@@ -93,12 +93,13 @@ class PacketRun:
 
     def part_of(self, start: int, stop: int) -> PacketRun:
         """Return packets `[start, stop)` as a run."""
-        return replace(
-            self,
-            first_part=self.first_part + start,
-            magnitudes=self.magnitudes[start:stop],
-            integers=self.integers[start:stop],
-        )
+        return self.with_parts(self.first_part + start, self.magnitudes[start:stop], self.integers[start:stop])
+
+    def with_parts(self, first_part: int, magnitudes: NDArray[np.uint32], integers: NDArray[np.int32]) -> PacketRun:
+        """Return a run that is equal but for its parts; much faster than `replace`."""
+        made = object.__new__(PacketRun)
+        made.__dict__.update(self.__dict__, first_part=first_part, magnitudes=magnitudes, integers=integers)
+        return made
 
 
 def encode_run(run: PacketRun, key: bytes) -> bytes:

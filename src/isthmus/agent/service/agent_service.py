@@ -166,6 +166,7 @@ class AgentService:
         can = adapter.capabilities
         apart = can.node_images is not None
         renderer = PartRenderer(self.policy.workers, pool, cluster.name, starts, can.storage_path, apart=apart)
+        self._rdma = pool.rdma_peers(cluster.name)
         self._rendering = PartRendering(renderer, clock, self._resolved_job)
         self._protected = (self.state_folder.path, *secrets)
         self._host, self._ports, self._routes = host, ports, routes
@@ -504,7 +505,7 @@ class AgentService:
                     self._remove_attempt(folder.parent)
                 routes = read_routes(self._routes, self.cluster.name)
                 spec = worker_spec(
-                    part, rank, self.cluster, host=self._host, ports=self._ports, routes=routes,
+                    part, rank, self.cluster, host=self._host, ports=self._ports, routes=routes, rdma=self._rdma,
                     storage=self._storage, run_lease=self.state_folder.run_lease,
                 )  # fmt: skip
                 spec, rendered = self._rendering.render_worker(folder, part, spec)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -52,13 +53,15 @@ def worker_spec(
     host: str,
     ports: PortRange | None = None,
     routes: dict[str, str],
+    rdma: Sequence[str] = (),
     storage: SiteStorage,
     run_lease: Path | None = None,
 ) -> WorkerSpec:
     """Return the `WorkerSpec` of `rank`, with the places to which the job's paths lead in `storage`.
 
-    It includes the predicted stage time on virtual chips and for `compute: virtual`. `run_lease` is the file that a
-    part with a run lease ends itself on. Raises `InputError` if the job's user may not use a path of the job.
+    Ranks of the clusters `rdma` are reached by RDMA. It includes the predicted stage time on virtual chips and for
+    `compute: virtual`. `run_lease` is the file that a part with a run lease ends itself on. Raises `InputError` if the
+    job's user may not use a path of the job.
     """
     if part.plan is None or part.spec is None:
         raise UnavailableError(f"part {part.job}/{part.attempt} has no plan, cannot start rank {rank}")
@@ -82,6 +85,7 @@ def worker_spec(
         host=host,
         ports=ports,
         routes=routes,
+        rdma=dict.fromkeys(rdma, "auto"),
         stage_time=stage_time,
         trace_steps=tuple(sorted({min(2, steps - 1), steps // 2, steps - 1})),
         has_trained=part.has_trained,

@@ -43,6 +43,19 @@ class Channel(Protocol):
         """Close the socket."""
 
 
+class RecordChannel(Channel, Protocol):
+    """A `Channel` whose records may cross another way too, in the same order."""
+
+    tag_bytes: int
+    """By which a record is longer than its part."""
+
+    def seal_into(self, part: Part, into: memoryview) -> None:
+        """Write `part` as the next record to `into`."""
+
+    def open_into(self, record: memoryview, into: memoryview) -> None:
+        """Write the part of the next `record` to `into`; raises `ConnectionResetError` if it is not the peer's."""
+
+
 class SocketChannel:
     """The part of a channel that concerns its socket."""
 
@@ -67,6 +80,8 @@ class SocketChannel:
 class PlainChannel(SocketChannel):
     """A `Channel` without keys, for ranks on one machine: every part crosses the socket as it is."""
 
+    tag_bytes = 0
+
     def write(self, parts: Sequence[Part], is_stopped: Callable[[], bool] = lambda: False) -> None:
         """Send `parts`; see `Channel`."""
         is_small = sum(map(len, parts)) <= _JOINED_BYTES
@@ -76,6 +91,14 @@ class PlainChannel(SocketChannel):
     def read_into(self, into: memoryview, tolerate_silence: Callable[[], bool] = lambda: False) -> None:
         """Fill `into`; see `Channel`."""
         self.receive(into, tolerate_silence)
+
+    def seal_into(self, part: Part, into: memoryview) -> None:
+        """Copy `part`; see `RecordChannel`."""
+        into[:] = part
+
+    def open_into(self, record: memoryview, into: memoryview) -> None:
+        """Copy `record`; see `RecordChannel`."""
+        into[:] = record
 
 
 def send_all(sock: socket.socket, data: memoryview, is_stopped: Callable[[], bool]) -> None:

@@ -16,6 +16,8 @@ class SealedChannel(SocketChannel):
     sent, and decrypted from the receive buffer into the receiver's memory.
     """
 
+    tag_bytes = TAG_BYTES
+
     def __init__(self, sock: socket.socket, sending: CipherState, receiving: CipherState) -> None:
         super().__init__(sock)
         self._sending, self._receiving = sending, receiving
@@ -29,7 +31,7 @@ class SealedChannel(SocketChannel):
         at = 0
         for part in parts:
             end = at + len(part) + TAG_BYTES
-            self._sending.encrypt_into(part, self._out[at:end])
+            self.seal_into(part, self._out[at:end])
             at = end
         send_all(self.socket, self._out[:size], is_stopped)
 
@@ -40,4 +42,12 @@ class SealedChannel(SocketChannel):
             self._in = memoryview(bytearray(size))
         record = self._in[:size]
         self.receive(record, tolerate_silence)
+        self.open_into(record, into)
+
+    def seal_into(self, part: Part, into: memoryview) -> None:
+        """Encrypt `part`; see `RecordChannel`."""
+        self._sending.encrypt_into(part, into)
+
+    def open_into(self, record: memoryview, into: memoryview) -> None:
+        """Decrypt `record`; see `RecordChannel`."""
         self._receiving.decrypt_into(record, into)

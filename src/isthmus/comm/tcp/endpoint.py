@@ -29,6 +29,8 @@ class Endpoint:
     """Number of connections; both sides of a pair must agree."""
     congestion_control: str | None = None
     """Congestion control to set on each connection, such as bbr; ignored if the kernel lacks it."""
+    rdma: str | None = None
+    """Device of this rank by which its connections go on (`open_device`), None for TCP; both sides must agree."""
 
 
 def set_socket_options(sock: socket.socket, congestion_control: str | None) -> None:

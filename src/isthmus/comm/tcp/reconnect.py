@@ -7,11 +7,14 @@ import threading
 import time
 from collections.abc import Callable
 
-from isthmus.comm.channel.channel import Channel
+from isthmus.comm.channel.channel import Channel, RecordChannel
 from isthmus.core.errors import PeerError, RestartError, UnavailableError
 
 GreetedChannel = tuple[Channel, float]
 """A connection after the greeting, and the peer's clock minus ours in seconds."""
+
+GreetedRecords = tuple[RecordChannel, float]
+"""The same, of which the records may go on another way."""
 
 Redial = Callable[[int, int], GreetedChannel | None]
 """(rank, number) -> a new connection; None if the other side must dial and its worker still listens.

@@ -49,7 +49,7 @@ def connect_ranks(
     naming the rank that refused, was unreachable or missed `timeout_s`, which it tells the ranks that it is connected
     to; `RestartError` for a later incarnation; `ProtocolError` for another format version.
     """
-    handshake = make_handshake(greeting, keys, clock)
+    handshake = make_handshake(greeting, keys, clock, [one.rdma for one in endpoints])
     others = {rank for rank in range(greeting.size) if rank != greeting.rank}
     wanted = sorted(others if neighbours is None else others.intersection(neighbours))
     rendezvous = _Rendezvous(greeting, endpoints, wanted, time.monotonic() + timeout_s, handshake, on_refused)

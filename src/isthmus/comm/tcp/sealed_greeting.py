@@ -20,7 +20,7 @@ from isthmus.comm.channel.link_keys import KEY_ID_BYTES, LinkKeys
 from isthmus.comm.channel.receive_exactly import receive_exactly
 from isthmus.comm.channel.sealed_channel import SealedChannel
 from isthmus.comm.tcp.greeting import Claim, Greeting, answer_clock, measure_clock
-from isthmus.comm.tcp.reconnect import GreetedChannel
+from isthmus.comm.tcp.reconnect import GreetedRecords
 from isthmus.comm.tcp.wire_format import FORMAT_VERSION
 from isthmus.core.errors import PeerError, ProtocolError, RestartError, UnavailableError
 from isthmus.noise import KEY_BYTES, TAG_BYTES, NoiseHandshake, UnauthenticatedError
@@ -59,7 +59,7 @@ class SealedHandshake:
     def __init__(self, mine: Greeting, keys: LinkKeys, clock: Callable[[], float]) -> None:
         self._mine, self._keys, self._clock = mine, keys, clock
 
-    def dial(self, sock: socket.socket, rank: int, number: int) -> GreetedChannel:
+    def dial(self, sock: socket.socket, rank: int, number: int) -> GreetedRecords:
         """Greet the dialled `rank` for connection `number`; raises like `send_greeting`."""
         mine, site = self._mine, self._keys.sites[rank]
         noise = NoiseHandshake(self._keys.psk(site), self._prologue(self._keys.site, site, rank))
@@ -92,7 +92,7 @@ class SealedHandshake:
         version, little, rank, size, number, incarnation = _GREETING.unpack(content)
         return OpenedGreeting(site, version, bool(little), rank, size, number, incarnation, noise)
 
-    def answer(self, sock: socket.socket, opened: OpenedGreeting, claim: Claim) -> tuple[int, int, GreetedChannel]:
+    def answer(self, sock: socket.socket, opened: OpenedGreeting, claim: Claim) -> tuple[int, int, GreetedRecords]:
         """Answer `opened`; return rank, number of the connection, and the connection; raises like `answer_greeting`.
 
         Nothing is claimed and no incarnation counts before the dialler has proved the key.

@@ -73,7 +73,7 @@ class TcpTransport(BreakableTransport):
     ) -> None:
         super().__init__(lambda error: on_loss(error) if self._agreement.has_met else None)
         self.rank, self.size, self.incarnation = greeting.rank, greeting.size, greeting.incarnation
-        self._handshake = make_handshake(greeting, keys, clock)
+        self._handshake = make_handshake(greeting, keys, clock, [one.rdma for one in endpoints])
         self._endpoints, self._linger_s, self._peer_timeout_s = endpoints, linger_s, peer_timeout_s
         self._make_peer = partial(
             peer_type,

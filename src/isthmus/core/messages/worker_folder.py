@@ -53,8 +53,9 @@ class WorkerSpec(FrozenModel):
 
     `run` is the server's job id, used for metrics. The worker listens on `host`, on another node than its agent at that
     node's address on the route to `host`; at a port of `ports` (first and last; None: any free one). `routes` maps
-    another cluster to the `host:port` of the HTTP CONNECT proxy that
-    leads there. `device` `auto` uses the first GPU that the agent made visible, else the CPU.
+    another cluster to the `host:port` of the HTTP CONNECT proxy that leads there; `rdma` maps a
+    cluster to the RDMA device by which connections to its ranks go on (`auto`: a card of this node, by `local_rank`).
+    `device` `auto` uses the first GPU that the agent made visible, else the CPU.
     `stage_time` emulates a virtual chip: each forward and backward is padded to that time (with `compute: virtual`
     the worker only waits). `trace_steps` are the steps whose spans are recorded. `rendezvous_timeout_s` limits the
     wait for the rank map. Two workers in different clusters share `lanes` TCP connections, with
@@ -79,6 +80,7 @@ class WorkerSpec(FrozenModel):
     host: str = "127.0.0.1"
     ports: tuple[PortNumber, PortNumber] | None = None
     routes: dict[Name, str] = Field(default_factory=dict)
+    rdma: dict[Name, str] = Field(default_factory=dict)
     backend: Name = "isthmus"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     stage_time: StageTime | None = None
@@ -105,6 +107,11 @@ class WorkerSpec(FrozenModel):
     def listening_at(self, host: str) -> WorkerSpec:
         """Return it with another address to listen at: that of the rank's own node."""
         return self.model_copy(update={"host": host})
+
+    def rdma_device(self, cluster: str) -> str | None:
+        """Return the device by which connections to the ranks of another `cluster` go on, None for TCP."""
+        device = None if cluster == self.cluster else self.rdma.get(cluster)
+        return f"auto:{self.local_rank}" if device == "auto" else device
 
     @property
     def stage(self) -> Stage:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from isthmus.comm.process.shared_memory_arena import supports_shared_memory
-from isthmus.core.errors import PlanError
+from isthmus.comm.rdma.open_device import open_device
+from isthmus.core.errors import InputError, PlanError
 from isthmus.core.messages.worker_folder import WorkerSpec
 from isthmus.core.model import Model, load_model
 from isthmus.core.plan import Plan
@@ -55,7 +56,7 @@ def _make_replica_schedule(plan: Plan, replica: int) -> Schedule:
 
 
 def check_job_transport(spec: WorkerSpec, *, has_shared_memory: bool) -> None:
-    """Raise `PlanError` for a transport that backend or machine lack, or that cannot connect the plan's clusters."""
+    """Raise `PlanError` for a transport or a card that backend or machine lack, or that cannot connect the clusters."""
     if spec.job.transport == "process" and spec.backend != "isthmus":
         raise PlanError(
             f"backend '{spec.backend}' does not support transport: process",
@@ -70,3 +71,11 @@ def check_job_transport(spec: WorkerSpec, *, has_shared_memory: bool) -> None:
         raise PlanError(
             f"backend '{spec.backend}' does not support routes between clusters", hint="use backend 'isthmus'"
         )
+    for cluster in spec.plan.clusters:
+        device = spec.rdma_device(cluster)
+        if device is not None and spec.job.transport == "thread":  # a process for the transport opens its own
+            try:
+                open_device(device)
+            except InputError as error:
+                link = f"the link of {spec.cluster} and {cluster} has `transport: rdma`"
+                raise PlanError(f"{link}: {error.message}", hint=error.hint) from error

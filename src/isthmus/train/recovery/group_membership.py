@@ -230,4 +230,5 @@ def _endpoint(spec: WorkerSpec, worker: WorkerAddress) -> Endpoint:
         return Endpoint(worker.host, worker.port)
     route = spec.routes.get(worker.cluster)
     lanes = num_connections(spec.plan, spec.rank, worker.rank, spec.lanes)
-    return Endpoint(worker.host, worker.port, route, lanes, spec.congestion_control)
+    device = spec.rdma_device(worker.cluster)
+    return Endpoint(worker.host, worker.port, route, lanes, spec.congestion_control, device)

@@ -19,6 +19,8 @@ ACK = 0x1F
 
 RNR_FIRST, RNR_LAST = 0x20, 0x3F
 NAK_SEQUENCE = 0x60
+NAK_ACCESS = 0x62
+"""Remote access error: the request is for memory that the requester may not use."""
 NAK_OPERATION = 0x63
 """Remote operational error: the responder cannot complete the request."""
 

@@ -8,23 +8,32 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from isthmus.core.errors import ProtocolError
 from isthmus.wan.roce.dcqcn import DcqcnRate
-from isthmus.wan.roce.near_replies import ACK, BECN, CNP_BYTES, NAK_SEQUENCE, RNR_FIRST, RNR_LAST
+from isthmus.wan.roce.near_replies import ACK, BECN, CNP_BYTES, NAK_ACCESS, NAK_SEQUENCE, RNR_FIRST, RNR_LAST
 from isthmus.wan.roce.request_order import MESSAGE_ENDS, REQUESTS, STARTS
 from isthmus.wan.roce.rnr_timers import RNR_TIMERS_S
 from isthmus.wan.roce.roce_opcodes import PSN_SPAN, RESPONSES, Opcode, psn_distance
-from isthmus.wan.roce.roce_packet import AethHeader, RethHeader, RocePacket, build_roce
-from isthmus.wan.roce.roce_view import RoceView, view_frame
+from isthmus.wan.roce.roce_packet import RETH, AethHeader, RethHeader, RocePacket, build_roce
+from isthmus.wan.roce.roce_view import BTH_BYTES, RoceView, view_frame
 
 CNP_INTERVAL_S = 50e-6
 BURST_S = 10e-6
 
 _SEND = (Opcode.SEND_ONLY, Opcode.SEND_FIRST, Opcode.SEND_MIDDLE, Opcode.SEND_LAST)
 _WRITE = (Opcode.WRITE_ONLY, Opcode.WRITE_FIRST, Opcode.WRITE_MIDDLE, Opcode.WRITE_LAST)
+_NOTIFYING_WRITE = (
+    Opcode.WRITE_ONLY_IMMEDIATE,
+    Opcode.WRITE_FIRST,
+    Opcode.WRITE_MIDDLE,
+    Opcode.WRITE_LAST_IMMEDIATE,
+)
+_WRITES = frozenset({*_WRITE, *_NOTIFYING_WRITE})
+_HAS_IMMEDIATE = frozenset({Opcode.WRITE_ONLY_IMMEDIATE, Opcode.WRITE_LAST_IMMEDIATE})
 _READ = (
     Opcode.READ_RESPONSE_ONLY,
     Opcode.READ_RESPONSE_FIRST,
@@ -59,12 +68,17 @@ class NicSettings:
 
 @dataclass(frozen=True, slots=True)
 class PostWork:
-    """Send `data` as a SEND or a WRITE, or READ `num_bytes` from `address` of the peer's memory."""
+    """Send `data` as a SEND or a WRITE, or READ `num_bytes` from `address` of the peer's memory.
+
+    A WRITE with an `immediate` tells the peer of it.
+    """
 
     kind: str
     data: bytes = b""
     address: int = 0
     num_bytes: int = 0
+    key: int = 1
+    immediate: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +109,11 @@ class WorkDone:
 
 @dataclass(frozen=True, slots=True)
 class MessageArrived:
-    """A message of the peer is complete."""
+    """A message of the peer is complete: a SEND, or a WRITE to `target`."""
 
     data: bytes
+    target: RethHeader | None = None
+    immediate: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,13 +148,16 @@ class RoceNic:
         self.rate = DcqcnRate(settings.port_gbps * 1e9 / 8)
         self.not_ready_code: int | None = None
         """Answer SENDs and WRITEs with `receiver not ready` and this timer; None while the receiver is ready."""
+        self.accepts: Callable[[RethHeader | None, int], bool] = lambda _target, _num_bytes: True
+        """Whether a WRITE to a target, or a SEND (None), may be this long in bytes; another one ends the queue pair."""
         self._next_psn, self._expected = settings.first_psn, settings.peer_first_psn
         self._unsent: deque[_Packet] = deque()
         self._unacked: deque[_Packet] = deque()
         self._window_bytes = self._num_since_ack = 0
         self._due_s, self._resend_s, self._retries = 0.0, math.inf, 0
         self._sent_to = settings.first_psn
-        self._message, self._has_nak, self._parts = 0, False, list[bytes]()
+        self._message, self._has_nak, self._parts, self._num_bytes = 0, False, list[bytes](), 0
+        self._target: RethHeader | None = None
         self._cnp_s = -math.inf
         self._out: list[NicInstruction] = []
 
@@ -190,20 +209,24 @@ class RoceNic:
             self._next_psn = (last + 1) % PSN_SPAN
             return
         for opcode, part, reth in self._parts_of(work):
+            extra = (
+                work.immediate.to_bytes(4, "big") if work.immediate is not None and opcode in _HAS_IMMEDIATE else b""
+            )
             is_end = opcode in MESSAGE_ENDS
             self._num_since_ack += 1
             wants_ack = is_end or self._num_since_ack >= self.settings.ack_packets
             if wants_ack:
                 self._num_since_ack = 0
-            frame = self._frame(opcode, self._next_psn, reth=reth, payload=part, wants_ack=wants_ack)
+            frame = self._frame(opcode, self._next_psn, reth=reth, extra=extra, payload=part, wants_ack=wants_ack)
             self._unsent.append(_Packet(self._next_psn, frame, len(part), self._next_psn, is_end))
             self._next_psn = (self._next_psn + 1) % PSN_SPAN
 
     def _parts_of(self, work: PostWork) -> list[tuple[int, bytes, RethHeader | None]]:
         mtu = self.settings.mtu_bytes
         parts = [work.data[place : place + mtu] for place in range(0, len(work.data), mtu)] or [b""]
-        opcodes = _choose(_WRITE if work.kind == "write" else _SEND, len(parts))
-        reth = RethHeader(work.address, 1, len(work.data)) if work.kind == "write" else None
+        write = _WRITE if work.immediate is None else _NOTIFYING_WRITE
+        opcodes = _choose(write if work.kind == "write" else _SEND, len(parts))
+        reth = RethHeader(work.address, work.key, len(work.data)) if work.kind == "write" else None
         return [
             (opcode, part, None if place else reth)
             for place, (opcode, part) in enumerate(zip(opcodes, parts, strict=False))
@@ -327,6 +350,9 @@ class RoceNic:
                 self._answer((self._expected - 1) % PSN_SPAN, ACK)
         elif self.not_ready_code is not None:
             self._answer(view.psn, RNR_FIRST | self.not_ready_code)
+        elif not is_read and not self._may_take(view):
+            self._answer(view.psn, NAK_ACCESS)
+            self._fail("the peer wrote where it may not")
         else:
             self._has_nak = False
             span = max(1, -(-view.read_bytes // self.settings.mtu_bytes)) if is_read else 1
@@ -336,15 +362,26 @@ class RoceNic:
             if is_read:
                 self._read(view)
                 return
-            if view.opcode in STARTS:
-                self._parts = []
             padding = _padding(view)
-            self._parts.append(view.frame[-4 - padding - view.num_payload_bytes : -4 - padding])
+            end = len(view.frame) - 4 - padding - view.num_payload_bytes
+            self._parts.append(view.frame[end : end + view.num_payload_bytes])
             if view.opcode in MESSAGE_ENDS:
-                self._out.append(MessageArrived(b"".join(self._parts)))
-                self._parts = []
+                immediate = int.from_bytes(view.frame[end - 4 : end], "big") if view.opcode in _HAS_IMMEDIATE else None
+                self._out.append(MessageArrived(b"".join(self._parts), self._target, immediate))
+                self._parts, self._target = [], None
             if view.wants_ack:
                 self._answer(view.psn, ACK)
+
+    def _may_take(self, view: RoceView) -> bool:
+        """Return whether a packet of a SEND or a WRITE fits the message that it begins or continues."""
+        is_write = view.opcode in _WRITES
+        if view.opcode in STARTS:
+            self._parts, self._num_bytes = [], 0
+            self._target = RethHeader(*RETH.unpack_from(view.frame, view.base + BTH_BYTES)) if is_write else None
+        self._num_bytes += view.num_payload_bytes
+        if self._target is not None and self._num_bytes > self._target.num_bytes:
+            return False
+        return (self._target is not None) == is_write and self.accepts(self._target, self._num_bytes)
 
     def _read(self, view: RoceView) -> None:
         start = int.from_bytes(view.frame[view.base + 12 : view.base + 20], "big")

@@ -19,7 +19,8 @@ _IPV4 = struct.Struct("!BBHHHBBH4s4s")
 _IPV6 = struct.Struct("!IHBB16s16s")
 _UDP = struct.Struct("!HHHH")
 _BTH = struct.Struct("!BBHII")
-_RETH = struct.Struct("!QII")
+RETH = struct.Struct("!QII")
+"""Address, key, bytes."""
 _AETH = struct.Struct("!I")
 _PROTOCOL_UDP = 17
 DUMMY_CRC = zlib.crc32(b"\xff" * 8)
@@ -149,6 +150,15 @@ def build_roce(packet: RocePacket) -> bytes:
     return frame[:-ICRC_BYTES] + icrc_of(frame)
 
 
+def frame_of_payload(payload: bytes, source: str, target: str, source_port: int) -> bytes:
+    """Return the IPv4 packet whose UDP payload a socket has received; fields that the ICRC leaves out are defaults."""
+    udp_bytes = _UDP.size + len(payload)
+    ends = ipaddress.IPv4Address(source).packed, ipaddress.IPv4Address(target).packed
+    header = _IPV4.pack(0x45, 2, _IPV4.size + udp_bytes, 0, 0x4000, 64, _PROTOCOL_UDP, 0, *ends)
+    header = header[:10] + _ipv4_checksum(header).to_bytes(2, "big") + header[12:]
+    return header + _UDP.pack(source_port, UDP_PORT, udp_bytes, 0) + payload
+
+
 def _udp_place(frame: bytes | bytearray) -> int:
     return (frame[0] & 15) * 4 if frame[0] >> 4 == 4 else 40
 
@@ -193,12 +203,12 @@ def _parse_transport(data: bytes, fields: dict[str, object]) -> RocePacket:
     num_padding, place = flags >> 4 & 3, _BTH.size
     reth, aeth = None, None
     num_extra = EXTRA_BYTES.get(opcode, 0)
-    needed = _RETH.size * (opcode in HAS_RETH) + _AETH.size * (opcode in HAS_AETH) + num_extra + num_padding
+    needed = RETH.size * (opcode in HAS_RETH) + _AETH.size * (opcode in HAS_AETH) + num_extra + num_padding
     if len(data) < place + needed:
         raise ProtocolError(f"a packet with opcode {opcode:#04x} is cut short")
     if opcode in HAS_RETH:
-        reth = RethHeader(*_RETH.unpack_from(data, place))
-        place += _RETH.size
+        reth = RethHeader(*RETH.unpack_from(data, place))
+        place += RETH.size
     if opcode in HAS_AETH:
         (word,) = _AETH.unpack_from(data, place)
         aeth = AethHeader(word >> 24, word & 0xFFFFFF)
@@ -239,7 +249,7 @@ def _build_transport(packet: RocePacket) -> bytes:
     number = packet.wants_ack << 31 | packet.ack_bits << 24 | packet.psn
     parts = [_BTH.pack(packet.opcode, flags, packet.partition, pair, number)]
     if packet.reth is not None:
-        parts.append(_RETH.pack(packet.reth.address, packet.reth.key, packet.reth.num_bytes))
+        parts.append(RETH.pack(packet.reth.address, packet.reth.key, packet.reth.num_bytes))
     if packet.aeth is not None:
         if packet.aeth.message >= PSN_SPAN:
             raise ValueError(f"message {packet.aeth.message}")
