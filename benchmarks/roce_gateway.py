@@ -267,7 +267,7 @@ def added_rows(quick: bool) -> Iterator[Row]:
 
 def frame_rows(quick: bool) -> Iterator[Row]:
     """Random packets, IPv4 and IPv6 by turns, as scapy's roce layer builds them."""
-    rng, count = Random(20), 2_000 if quick else 200_000
+    rng, count = Random(20), 2_000 if quick else 1_000_000
     wrong = 0
     for number in range(count):
         packet = some_packet(rng, six=number % 2 == 1)
