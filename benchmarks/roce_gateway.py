@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from random import Random
-from typing import TYPE_CHECKING
 
 from benchmarks._roce_added import times_on_the_way
 from benchmarks._roce_balance import balance_rows
@@ -41,9 +40,6 @@ from isthmus.wan.roce.roce_opcodes import Opcode
 from isthmus.wan.roce.roce_packet import AethHeader
 from isthmus.wan.roce.roce_view import view_frame
 from tests.wan.roce.test_roce_packet import scapy_frame, some_packet
-
-if TYPE_CHECKING:
-    from isthmus.wan.roce.gateway.make_gateway import AnyGateway
 
 GBPS = 1.0
 PAYLOAD_BYTES = 1024
@@ -162,7 +158,7 @@ def congestion_rows(quick: bool) -> Iterator[Row]:
 class CpuLab:
     """Two gateways and what they spend: `READ_AT_ONCE` frames or datagrams are one event, as a shell reads them."""
 
-    def __init__(self, form: type[AnyGateway]) -> None:
+    def __init__(self, form: type[Gateway]) -> None:
         settings = GatewaySettings(link_gbps=1000, nic_gbps=1000, acknowledge_near=True, round_trip_s=0.01)
         self.near, self.far, self.now_s = form(settings, 1), form(settings, 2), 0.0
         self.spent = {self.near: 0.0, self.far: 0.0}
@@ -178,7 +174,7 @@ class CpuLab:
             near = [LinkDatagrams(one) for one in _runs(link_back)]
             far = [NicFrames(one) for one in _runs([acknowledge(one) for one in handed if view_frame(one).wants_ack])]
 
-    def _run(self, gateway: AnyGateway, events: Sequence[GatewayEvent]) -> tuple[list[bytes], list[bytes]]:
+    def _run(self, gateway: Gateway, events: Sequence[GatewayEvent]) -> tuple[list[bytes], list[bytes]]:
         start_s = time.process_time()
         found = [one for event in (*events, Tick()) for one in gateway.handle(event, self.now_s)]
         self.spent[gateway] += time.process_time() - start_s
@@ -195,7 +191,7 @@ def cpu_rows(quick: bool) -> Iterator[Row]:
     """
     num_pairs, rounds = (2_000, 3) if quick else (10_000, 5)
     native = native_gateway()
-    forms: list[tuple[str, type[AnyGateway], tuple[int, int]]] = [("Python", Gateway, (60_000, 300_000))]
+    forms: list[tuple[str, type[Gateway], tuple[int, int]]] = [("Python", Gateway, (60_000, 300_000))]
     if native is not None:
         forms.append(("native", native, (250_000, 1_000_000)))
     for form, kind, aims in forms:
