@@ -62,8 +62,8 @@ class SlurmAmount:
     jobs: int = 500
     nodes: int = 8
     cards: int = 16
-    least_s: int = 120
-    most_s: int = 240
+    least_s: int = 300
+    most_s: int = 600
     kills: int = 3
     limit_s: float = 3600.0
 
@@ -238,7 +238,7 @@ def rows(amount: SlurmAmount, seed: int) -> list[Row]:
     """Return the figures of a run."""
     found, counts = compare_slurms(amount, seed)
     killed = f"slurmctld killed {counts['slurmctld killed']} times, agents {counts['agent killed']} times"
-    what = f"{amount.jobs} jobs on two Slurm clusters, {killed}"
+    what = f"{amount.jobs} jobs of {amount.least_s} to {amount.most_s} s on two Slurm clusters, {killed}"
     ours = sum(one.ours_chip_hours for one in found.values())
     theirs = sum(one.theirs_chip_hours for one in found.values())
     percent = 100 * abs(ours - theirs) / theirs if theirs else 100.0

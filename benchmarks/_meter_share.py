@@ -29,6 +29,7 @@ from isthmus.control.simulation.traces.job_trace import Trace
 from isthmus.control.simulation.traces.trace_pools import assign_owners, make_trace_pool
 from isthmus.control.state.events import Event, TariffPublished
 from isthmus.core.owner.tariff import Tariff
+from isthmus.core.process.gc_pause import collection_paused
 
 REPEATS = 7
 REPORT_S = 2.0
@@ -84,7 +85,8 @@ def _published(owner: str, tariff: Tariff, now_s: float) -> Event:
 def _replay(events: Sequence[Event], config: CoordinatorConfig) -> tuple[list[int], list[int]]:
     """Return the nanoseconds of each event, and of the meter in it."""
     coordinator, inside, whole, metered = Coordinator(config), [0], list[int](), list[int]()
-    with _timed(inside), _no_collection():
+    gc.collect()
+    with _timed(inside), collection_paused():
         for event in events:
             inside[0], began_ns = 0, time.perf_counter_ns()
             coordinator.handle(event)
@@ -110,13 +112,3 @@ def _timed(inside: list[int]) -> Iterator[None]:
         patch.object(Meter, "advance", timed(Meter.advance)),
     ):
         yield
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()

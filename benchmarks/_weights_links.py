@@ -31,7 +31,8 @@ from isthmus.rl.relay.relay_events import Coding, VersionOffered
 from isthmus.rl.rewards.reward_sum import RewardSum
 from isthmus.rl.rollout.engine_link import EngineLink
 from isthmus.rl.rollout.engine_messages import Sampling
-from isthmus.rl.rollout.rollout_coordinator import RolloutCoordinator, RolloutLimits
+from isthmus.rl.rollout.rollout_coordinator import RolloutCoordinator
+from isthmus.rl.rollout.rollout_limits import RolloutLimits
 from isthmus.rl.rollout.rollout_store import RolloutStore
 from isthmus.rl.rollout.wire_messages import EngineGreeting
 from isthmus.rl.versions.version_store import VersionStore

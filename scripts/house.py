@@ -100,7 +100,7 @@ LIMITS: Mapping[str, Limit] = {
     "shapes": Limit(95.0, 95.0, at_least=True),
     "clocks": Limit(5, 5),
     "patches": Limit(20, 20),
-    "private": Limit(10, 10),
+    "private": Limit(9, 9),
     "lines": Limit(170_000, 49_563),
 }
 """Bound of each figure of `measure`."""

@@ -46,7 +46,7 @@ SURFACES = {
         oci_config render_part settings_document training_settings
     """,
     "rl": """
-        LedgerConfig LedgerSummary TrajectoryLedger advantages check_trajectories correction informative_groups
+        LedgerConfig LedgerSummary TrajectoryLedger advantages check_trajectories correction
         k3_penalty overlong_penalty policy_loss summarise_ledger
     """,
     "schedule": """
@@ -58,7 +58,7 @@ SURFACES = {
     """,
     "serve": """
         DecodeEngine DecodeEvent DecodeRequest DecodingEnded DrawToken OnSwitch PagedEngine PagedEngineConfig
-        SequenceKey TokenDecoded draw_number draw_token
+        SequenceKey TokenDecoded TokenDistribution draw_number draw_token
     """,
     "sim": """
         CheckpointInterval Failure FailureResult GroupPrices Interference Kernel LinkResult MessageTrace

@@ -53,6 +53,17 @@ def spans(state: Path) -> list[tuple[str, int, float, float | None]]:
     ]
 
 
+def test_cards_that_the_scheduler_has_not_granted_are_not_held(tmp_path: Path, clock: Clock) -> None:
+    """A part that claims free cards has them once the scheduler says so."""
+    keeper, claimed = CardKeeper(tmp_path, clock), part("a", "evicting", "g/0/0")
+    claimed.hold = "asked"
+    keeper.update([claimed], hold_of)
+    clock.now_s += 20
+    claimed.hold = "granted"
+    keeper.update([claimed], hold_of)
+    assert spans(tmp_path) == [("a", 1, -80.0, None)]
+
+
 def test_a_restarted_agent_continues_its_record(tmp_path: Path, clock: Clock) -> None:
     """A part that is still there was held all the time; one that is gone ends when the agent is back."""
     keeper = CardKeeper(tmp_path, clock)

@@ -8,8 +8,7 @@ import os
 import shutil
 import signal
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -33,6 +32,7 @@ from isthmus.core.rights.worker_rights import ContainerRules, WorkerRights
 from isthmus.render import ImageFacts, settings_document
 from tests.control.catalogued import manifest
 from tests.render.samples import make_job
+from tests.until import until
 
 HOST = ImageFacts(host_files=True, libraries={"isthmus": {}})  # type: ignore[dict-item]
 LIMIT_BYTES = 256 << 20
@@ -95,17 +95,10 @@ class Site:
         return folder
 
     def wait(self, folder: Path) -> int:
-        wait_until(lambda: self.adapter.poll(folder).state == "exited")
+        until(lambda: self.adapter.poll(folder).state == "exited")
         status = self.adapter.poll(folder).exit_status
         assert status is not None
         return status
-
-
-def wait_until(condition: Callable[[], bool], limit_s: float = 30.0) -> None:
-    end_s = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < end_s, "it did not happen in time"
-        time.sleep(0.02)
 
 
 @pytest.fixture
@@ -223,7 +216,7 @@ def test_memory_beyond_the_limit_ends_the_worker(site: Site) -> None:
 def test_cpu_time_is_the_share_of_the_node(site: Site) -> None:
     folder = site.start("import time\nwhile True: time.sleep(0.05)")
     quota = Path("/sys/fs/cgroup/cpu/isthmus-0123-1-0/cpu.cfs_quota_us")
-    wait_until(lambda: (folder / "log").exists() and quota.exists() and quota.read_text().strip() != "-1")
+    until(lambda: (folder / "log").exists() and quota.exists() and quota.read_text().strip() != "-1")
     assert int(quota.read_text()) == 50_000  # half of one core
     site.adapter.stop(folder, force=True)
     site.wait(folder)
@@ -237,7 +230,7 @@ pathlib.Path(sys.argv[1], "ready").write_text("")
 while True: time.sleep(0.05)
 """
     folder = site.start(program)
-    wait_until((folder / "ready").exists)
+    until((folder / "ready").exists)
     site.adapter.stop(folder, force=False)
     assert site.wait(folder) == 7
 
@@ -250,7 +243,7 @@ pathlib.Path(sys.argv[1], "ready").write_text("")
 time.sleep(600)
 """
     folder = site.start(program)
-    wait_until((folder / "ready").exists)
+    until((folder / "ready").exists)
     site.adapter.stop(folder, force=True)
     assert site.wait(folder) == 128 + signal.SIGKILL
     groups = Path("/sys/fs/cgroup/memory/isthmus-0123-1-0")

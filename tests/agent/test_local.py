@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,19 +17,13 @@ from isthmus.agent.adapters.rules.program_rules import variables_of_a_start_arri
 from isthmus.agent.adapters.rules.worker_rules import clocks_of_nodes_do_not_matter
 from isthmus.agent.adapters.scheduler_adapter import RankStart, WorkerStatus
 from isthmus.core.pool import Cluster, NodeGroup, VirtualChip
+from tests.until import until
 
 SITE = Cluster(
     name="east",
     owner="o",
     node_groups=(NodeGroup(name="h20", chip="H20", nodes=2, chips_per_node=2, virtual=VirtualChip()),),
 )
-
-
-def until(happened: Callable[[], object], timeout_s: float = 20) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not happened():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.01)
 
 
 @pytest.mark.slow

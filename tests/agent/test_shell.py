@@ -27,6 +27,7 @@ from isthmus.core.errors import FileError, UnavailableError
 from isthmus.core.messages.agent_messages import AgentOrders, PartOrder, QueueEntry, RankMap, RunKeys
 from isthmus.core.messages.worker_folder import WorkerFolder, WorkerKeys
 from isthmus.core.plan import StageTime
+from isthmus.site import StartWorker
 from isthmus.site.parts import SitePart, SiteWorker
 from isthmus.site.site_invariants import check_site
 from tests.full_disk import full_disk
@@ -189,6 +190,19 @@ def test_without_keys_no_worker_listens_beyond_this_machine(tmp_path: Path) -> N
         assert site.adapter.started == []
         assert site.states == {"a/1": "failed"}
         assert "no keys for links of a/1" in site.shell.machine.observed_parts()[0].detail
+
+
+def test_keys_outlive_an_agent_that_ends_before_the_start(tmp_path: Path) -> None:
+    """The next one starts the worker with the keys that lie in its folder, for the server does not send them again."""
+    site = Site(tmp_path, options={"needs_keys": True})
+    site.obey(order("prepared"))
+    site.shell.apply_orders(AgentOrders(parts=(order("running"),), run_keys=(KEYS,)))
+    site.adapter.workers.clear()
+    site.restart()
+    site.shell._execute(StartWorker(part=site.shell.machine.parts["a", 1], rank=0))
+    assert len(site.adapter.started) == 2
+    assert site.states == {"a/1": "running"}
+    assert WorkerFolder(site.state / "runs/a/1/rank-0").take_keys() == WorkerKeys(keys=KEYS.keys)
 
 
 def test_keys_of_a_deposed_leader_are_ignored(site: Site) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
+from pathlib import Path
 from typing import Any
 
 from isthmus.core.job import CheckpointConfig, DataConfig, Job, TrainingConfig
@@ -15,6 +17,23 @@ from isthmus.core.views.api_views import AgentView, ClusterView, JobView, PartVi
 START_S = 1_800_000_000.0
 CLUSTERS = ("qingyang", "hangzhou", "nanjing")
 STAGE_TIMES = ((0.030, 0.060), (0.030, 0.060), (0.026, 0.052))
+
+
+def write_job(folder: Path, vocab_size: int = 260) -> Path:
+    """Write a job file without `policy`, so `manual`, with its model beside it; return the file."""
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "num_hidden_layers": 4,
+        "hidden_size": 64,
+        "vocab_size": vocab_size,
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    file = folder / "job.yaml"
+    file.write_text(
+        "name: mine\nmodel: config.json\noutput: out\ndata: {paths: [text]}\n"
+        "training: {steps: 3, sequence_length: 8, global_batch_size: 2}\ncheckpoints: {folder: ck}\n"
+    )
+    return file
 
 
 def make_job(**changes: Any) -> Job:

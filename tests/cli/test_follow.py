@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -32,7 +33,7 @@ def training(
 
 
 def test_watch_prints_plain_lines_off_a_terminal() -> None:
-    """One line at each change, with step, loss, speed and the time to go; the manual choice is pointed at."""
+    """One line at each change with step, loss, speed and time to go, and one at the end; a choice is pointed at."""
     server, sleep = training()
     done = run(server, "watch", "stdlib-moe", sleep=sleep)
     lines = done.out.splitlines()
@@ -41,10 +42,11 @@ def test_watch_prints_plain_lines_off_a_terminal() -> None:
     assert "step 6/40" in lines[1]
     assert "tokens/s" in lines[1]
     assert "left" in lines[1]
-    assert lines[-3].endswith("succeeded")
+    assert lines[-4].endswith("succeeded")
+    assert re.fullmatch(r"j-3f9a2c  step 40/40  loss [\d.]+  [\d,]+ tokens/s", lines[-3])
     assert lines[-2].startswith("validation loss") or "perplexity" in lines[-2]
     assert lines[-1] == "/runs/model (Hugging Face format, at qingyang and the sites that share its storage)"
-    assert len(lines) == len(set(lines)) == 10
+    assert len(lines) == len(set(lines)) == 11
 
 
 def test_watch_as_json_gives_an_object_a_line() -> None:

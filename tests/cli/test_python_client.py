@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from isthmus.core.errors import ConflictError, InputError, NotFoundError, PlanEr
 from isthmus.core.job import Job
 from isthmus.core.messages.agent_messages import LogChunk
 from tests.cli.fake_server import TOKEN, URL, FakeServer
-from tests.cli.samples import START_S, make_metrics, make_plan
+from tests.cli.samples import START_S, make_metrics, make_plan, write_job
 
 
 def connect(server: FakeServer, folder: Path, on_sleep: Callable[[], None] = lambda: None) -> Client:
@@ -27,17 +26,6 @@ def connect(server: FakeServer, folder: Path, on_sleep: Callable[[], None] = lam
 
     where = {"transport": server.transport(), "now": lambda: now_s[0], "sleep": sleep}
     return Client(URL, token_file=folder / "token", **where)
-
-
-def write_job(folder: Path) -> Path:
-    config = {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 4, "hidden_size": 64, "vocab_size": 260}
-    (folder / "config.json").write_text(json.dumps(config))
-    file = folder / "job.yaml"
-    file.write_text(
-        "name: mine\nmodel: config.json\noutput: out\ndata: {paths: [text]}\n"
-        "training: {steps: 3, sequence_length: 8, global_batch_size: 2}\ncheckpoints: {folder: ck}\n"
-    )
-    return file
 
 
 def test_a_job_file_is_submitted_as_the_command_line_does(tmp_path: Path) -> None:

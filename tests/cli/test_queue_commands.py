@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from isthmus.core.plan import Refusal
 from isthmus.core.views.api_views import HistoryEvent, VictimView
 from isthmus.core.views.queue_status import JobAhead, QueueStatus
 from tests.cli.fake_server import FakeServer, run
-from tests.cli.samples import START_S, make_metrics
+from tests.cli.samples import START_S, make_metrics, write_job
 
 
 def standing(**changes: Any) -> QueueStatus:
@@ -171,41 +170,24 @@ def test_an_empty_queue_says_so() -> None:
     assert run(FakeServer(), "queue").out == "No waiting jobs.\n"
 
 
-def job_file(folder: Path) -> Path:
-    """A job with its model beside it."""
-    config = {
-        "architectures": ["LlamaForCausalLM"],
-        "num_hidden_layers": 4,
-        "hidden_size": 64,
-        "vocab_size": 512,
-    }
-    (folder / "config.json").write_text(json.dumps(config))
-    file = folder / "job.yaml"
-    file.write_text(
-        "name: mine\nmodel: config.json\noutput: out\ndata: {paths: [text]}\n"
-        "training: {steps: 3, sequence_length: 8, global_batch_size: 2}\ncheckpoints: {folder: ck}\n"
-    )
-    return file
-
-
 def test_a_dry_run_shows_plans_and_standing_and_submits_nothing(tmp_path: Path) -> None:
     """The plans that it would have, when it should start, what was refused; no job afterwards."""
     made = FakeServer()
     made.standings["dry-run"] = standing(id="dry-run", name="mine")
-    done = run(made, "submit", job_file(tmp_path), "--dry-run")
+    done = run(made, "submit", write_job(tmp_path, vocab_size=512), "--dry-run")
     assert done.status == 0
     assert done.out.startswith("dry run of job mine (not submitted); if submitted now:\n")
     assert "starts     in 2 min 0 s (1 min 36 s to 2 min 24 s)" in done.out
     assert "Candidate plans, fastest first" in done.out
     assert made.jobs == {}
-    told = run(made, "submit", job_file(tmp_path), "--dry-run", "--json").json
+    told = run(made, "submit", write_job(tmp_path, vocab_size=512), "--dry-run", "--json").json
     assert told["standing"]["place"] == 2
     assert told["plans"]["plans"][0]["id"] == "p1"
 
 
 def test_a_dry_run_cannot_be_watched(tmp_path: Path) -> None:
     """There is nothing to watch, and no key for what is not there."""
-    done = run(FakeServer(), "submit", job_file(tmp_path), "--dry-run", "--watch")
+    done = run(FakeServer(), "submit", write_job(tmp_path, vocab_size=512), "--dry-run", "--watch")
     assert done.status == 2
     assert "--dry-run excludes --watch and --key" in done.err
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from isthmus.core.messages.preflight import CheckResult, SitePreflight
 from isthmus.core.plan import PlanSet
 from isthmus.core.views.api_views import JobView
 from tests.cli.fake_server import FakeServer, Outcome, Terminal, run
-from tests.cli.samples import make_plan
+from tests.cli.samples import make_plan, write_job
 
 JOB = "j-0000"
 GOOD = CheckResult(name="model", status="passed")
@@ -30,15 +29,7 @@ MISSING = "b: data: /pool/text: no such file or folder (copy it there)"
 
 @pytest.fixture
 def job_file(tmp_path: Path) -> Path:
-    """A job file without `policy`, so `manual`, with its model beside it."""
-    config = {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 4, "hidden_size": 64, "vocab_size": 260}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    file = tmp_path / "job.yaml"
-    file.write_text(
-        "name: mine\nmodel: config.json\noutput: out\ndata: {paths: [text]}\n"
-        "training: {steps: 3, sequence_length: 8, global_batch_size: 2}\ncheckpoints: {folder: ck}\n"
-    )
-    return file
+    return write_job(tmp_path)
 
 
 def changes_at(look: int, server: FakeServer, **changes: object) -> Callable[[float], None]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +10,7 @@ import pytest
 
 from isthmus.core.plan import PlanSet
 from tests.cli.fake_server import FakeServer, Outcome, run
-from tests.cli.samples import make_plan
+from tests.cli.samples import make_plan, write_job
 
 ROOT = Path(__file__).parents[2]
 JOB = "j-0000"
@@ -19,15 +18,7 @@ JOB = "j-0000"
 
 @pytest.fixture
 def job_file(tmp_path: Path) -> Path:
-    """A job file without `policy`, so `manual`, with its model beside it."""
-    config = {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 4, "hidden_size": 64, "vocab_size": 260}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    file = tmp_path / "job.yaml"
-    file.write_text(
-        "name: mine\nmodel: config.json\noutput: out\ndata: {paths: [text]}\n"
-        "training: {steps: 3, sequence_length: 8, global_batch_size: 2}\ncheckpoints: {folder: ck}\n"
-    )
-    return file
+    return write_job(tmp_path)
 
 
 def planning_server(offered: str = "choosing") -> tuple[FakeServer, Callable[[float], None]]:

@@ -71,6 +71,20 @@ def test_chips_cost_from_when_their_site_holds_them_until_it_has_released_them()
     assert cost(pool) == {"job:j": -3.0, "owner:owner-a": 3.0}
 
 
+def test_chips_that_the_sites_scheduler_has_not_granted_cost_nothing() -> None:
+    """For an hour the scheduler is busy; the hour after it counts."""
+    pool = priced("a")
+    pool.submit("j", plan("a"), user="ann")
+    pool.report("a", ObservedPart(job="j", attempt=1, state="ready", ungranted=True))
+    pool.now_s += HOUR_S
+    pool.report("a", ObservedPart(job="j", attempt=1, state="ready"))
+    pool.now_s += HOUR_S
+    pool.cancel("j")
+    pool.report("a", seen("j", 1, "released"))
+    assert sum(hours for _, hours in phases(pool)) == 1.0
+    assert cost(pool) == {"job:j": -1.0, "owner:owner-a": 1.0}
+
+
 def test_a_site_that_prepares_late_pays_the_one_that_waits() -> None:
     """Site a holds its chips for an hour until b has them too; then both train for an hour."""
     pool = priced()

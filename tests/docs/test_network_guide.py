@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import re
 import socket
 import subprocess
@@ -12,53 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.wan.netns import effective_capabilities, unavailable_reason
 from tests.docs.follow_guide import ROOT, blocks
-from tests.machines import Machine, machines, wait_until
+from tests.docs.machine_guide import commands, needs_root, type_in
+from tests.machines import machines
 
 PAGE = ROOT / "docs" / "guide" / "network.md"
 LONG_RUNNING = re.compile(r"isthmus (proxy|wan measure --listen|wan centre)")
-WHY = unavailable_reason(effective_capabilities())
-needs_root = [
-    pytest.mark.root,
-    pytest.mark.slow,
-    pytest.mark.timeout(300),
-    pytest.mark.skipif(WHY is not None, reason=f"{WHY}; run: sudo .venv/bin/python -m pytest -m root tests/docs"),
-]
-
-
-def commands() -> list[tuple[str, str, str]]:
-    """Return machine, command and shown output of every command of the page, in order."""
-    found = []
-    for block in blocks(PAGE):
-        if block.language == "console":
-            for part in re.split(r"^(?=\w+\$ )", block.text, flags=re.MULTILINE)[1:]:
-                head, _, output = part.partition("\n")
-                machine, command = head.split("$ ", 1)
-                found.append((machine, command, output))
-    return found
-
-
-def fits(shown: str, got: str) -> bool:
-    """Whether output begins with what the page shows; `...` stands for any text."""
-    lines = "".join(f"{line.rstrip()}\n" for line in got.splitlines())
-    return doctest.OutputChecker().check_output(f"{shown}...\n", f"{lines}\n", doctest.ELLIPSIS)
-
-
-def type_in(machine: Machine, command: str, shown: str, log: Path) -> None:
-    """Type a command, and compare its output with what the page shows."""
-    if not LONG_RUNNING.match(command):
-        done = machine.run(command)
-        assert done.returncode == 0, f"{command}\n{done.stdout}"
-        assert fits(shown, done.stdout), f"{command}\n{done.stdout}"
-        return
-    process = machine.start(command, log)
-
-    def answered() -> bool:
-        assert process.poll() is None, f"{command}\n{log.read_text()}"
-        return fits(shown, log.read_text())
-
-    wait_until(answered, f"{command}\n{shown}", 60)
 
 
 class TestGuide:
@@ -76,8 +34,10 @@ class TestGuide:
                 (folder / block.text.partition("\n")[0].removeprefix("# ")).write_text(block.text)
         with machines(["nanjing", "hangzhou"], folder) as found:
             found["hangzhou"].close_ports(7401, 7600)
-            for number, (name, command, shown) in enumerate(commands()):
-                type_in(found[name], command, shown, tmp_path / f"log-{number}")
+            for number, (name, command, shown) in enumerate(commands(PAGE)):
+                type_in(
+                    found[name], command, shown, tmp_path / f"log-{number}", goes_on=bool(LONG_RUNNING.match(command))
+                )
             direct = found["nanjing"].run("isthmus wan measure 10.0.0.2:7500 --tries 1 --limit 1")
             assert direct.returncode != 0
             classes = found["nanjing"].run("tc class show dev eth0").stdout
@@ -86,8 +46,8 @@ class TestGuide:
 
 def test_the_page_has_a_command_for_every_step() -> None:
     """Key, two proxies, two ends of a measurement, admission, the edge, the pool and a centre; both take part."""
-    assert len(commands()) == 13
-    assert {machine for machine, _, _ in commands()} == {"nanjing", "hangzhou"}
+    assert len(commands(PAGE)) == 13
+    assert {machine for machine, _, _ in commands(PAGE)} == {"nanjing", "hangzhou"}
 
 
 def test_a_stranger_at_a_measurement_costs_it_nothing(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import json
 import re
 from collections.abc import Iterator
@@ -11,44 +10,19 @@ from typing import Any
 
 import pytest
 
-from isthmus.wan.netns import effective_capabilities, unavailable_reason
 from tests.docs.follow_guide import blocks
+from tests.docs.machine_guide import commands, needs_root, type_in
 from tests.machines import Machine, machines, wait_until
 
 PAGE = Path(__file__).parents[2] / "docs" / "guide" / "several-machines.md"
 LONG_RUNNING = ("isthmus serve", "isthmus agent")
 STARTED = ("starting", "running", "stopping", "succeeded")
-WHY = unavailable_reason(effective_capabilities())
-needs_root = [
-    pytest.mark.root,
-    pytest.mark.slow,
-    pytest.mark.timeout(300),
-    pytest.mark.skipif(WHY is not None, reason=f"{WHY}; run: sudo .venv/bin/python -m pytest -m root tests/docs"),
-]
-
-
-def commands() -> list[tuple[str, str, str]]:
-    """Return machine, command and shown output of every command of the page, in order."""
-    found = []
-    for block in blocks(PAGE):
-        if block.language == "console":
-            for part in re.split(r"^(?=\w+\$ )", block.text, flags=re.MULTILINE)[1:]:
-                head, _, output = part.partition("\n")
-                machine, command = head.split("$ ", 1)
-                found.append((machine, command, output))
-    return found
 
 
 def test_the_guide_has_ten_commands_at_most() -> None:
     """From nothing to a job on three machines."""
-    assert len(commands()) <= 10
-    assert {machine for machine, _, _ in commands()} == {"all", "a", "b", "c"}
-
-
-def matches(shown: str, got: str) -> bool:
-    """Whether output begins with what the page shows; `...` stands for any text."""
-    lines = "".join(f"{line.rstrip()}\n" for line in got.splitlines())
-    return doctest.OutputChecker().check_output(f"{shown}...\n", f"{lines}\n", doctest.ELLIPSIS)
+    assert len(commands(PAGE)) <= 10
+    assert {machine for machine, _, _ in commands(PAGE)} == {"all", "a", "b", "c"}
 
 
 def write_files(folder: Path) -> None:
@@ -63,22 +37,6 @@ def write_files(folder: Path) -> None:
     (folder / "text" / "own.txt").write_text("An isthmus joins two lands. " * 2000)
 
 
-def follow(machine: Machine, command: str, shown: str, log: Path) -> None:
-    """Type `command` at a machine as printed, and compare its output with what the page shows."""
-    if not command.startswith(LONG_RUNNING):
-        done = machine.run(command)
-        assert done.returncode == 0, f"{command}\n{done.stdout}"
-        assert matches(shown, done.stdout), f"{command}\n{done.stdout}"
-        return
-    process = machine.start(command, log)
-
-    def answered() -> bool:
-        assert process.poll() is None, f"{command}\n{log.read_text()}"
-        return matches(shown, log.read_text())
-
-    wait_until(answered, f"{command}\n{shown}", 100)
-
-
 @pytest.fixture(scope="module")
 def followed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Machine]]:
     """Three machines on which the guide has been followed to its end; its job has succeeded.
@@ -89,9 +47,10 @@ def followed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Mac
     folder.mkdir()
     write_files(folder)
     with machines("abc", folder) as found:
-        for number, (name, command, shown) in enumerate(commands()):
+        for number, (name, command, shown) in enumerate(commands(PAGE)):
             if name != "all":
-                follow(found[name], command, shown, folder / f"log-{number}-{name}")
+                log = folder / f"log-{number}-{name}"
+                type_in(found[name], command, shown, log, goes_on=command.startswith(LONG_RUNNING))
         yield found
 
 
@@ -139,5 +98,5 @@ def restart_agent(name: str, machine: Machine) -> None:
     agent = machine.background.pop()
     agent.terminate()
     agent.wait(30)
-    typed = {at: (command, shown) for at, command, shown in commands() if command.startswith("isthmus agent")}
-    follow(machine, *typed[name], machine.folder / f"log-again-{name}")
+    typed = {at: (command, shown) for at, command, shown in commands(PAGE) if command.startswith("isthmus agent")}
+    type_in(machine, *typed[name], machine.folder / f"log-again-{name}", goes_on=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import socket
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ import pytest
 
 from tests.docs.follow_guide import ROOT, blocks
 from tests.docs.terminal import Terminal
+from tests.free_ports import free_ports
 from tests.kubernetes.api_server import ApiServer
 from tests.kubernetes.conftest import api_server
 from tests.kubernetes.newer_server import NewerServer
@@ -58,8 +58,7 @@ def alpha(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
 
 @pytest.fixture
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
+    return free_ports(1)[0]
 
 
 def _changes(port: int, folder: Path) -> dict[str, str]:

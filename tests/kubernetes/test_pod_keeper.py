@@ -8,22 +8,15 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from isthmus.agent.adapters.kubernetes.pod_keeper import PodKeeper, keep
 from isthmus.agent.courier.courier import Courier
+from tests.until import until
 
 PROGRAM = 'echo "$2 $4" >> "{log}"; trap "exit 7" TERM; while [ ! -e "{log}.end" ]; do sleep 0.05; done'
-
-
-def until(happened: Callable[[], object], timeout_s: float = 30.0) -> None:
-    deadline_s = time.monotonic() + timeout_s
-    while not happened():
-        assert time.monotonic() < deadline_s, "it did not happen in time"
-        time.sleep(0.02)
 
 
 @pytest.fixture

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,19 +13,13 @@ from isthmus.agent.adapters.kubernetes.watched_list import ObjectCache, WatchedL
 from isthmus.core.errors import IsthmusError, UnavailableError
 from tests.kubernetes.api_stand_in import ApiStandIn
 from tests.kubernetes.samples import client_of, filled, node
+from tests.until import until
 
 NODES = "/api/v1/nodes"
 
 
 def names(item: Any) -> str:
     return item["metadata"]["name"]
-
-
-def until(happened: Callable[[], object], timeout_s: float = 10.0) -> None:
-    deadline_s = time.monotonic() + timeout_s
-    while not happened():
-        assert time.monotonic() < deadline_s, "it did not happen in time"
-        time.sleep(0.005)
 
 
 def event(kind: str, uid: str, version: str, name: str = "a") -> bytes:

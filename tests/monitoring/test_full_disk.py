@@ -13,7 +13,8 @@ import pytest
 
 from tests.control.receivers import webhook_receiver
 from tests.e2e.site import clusters_of, make_job, make_model, running, state_is, submit, wait_until
-from tests.monitoring.watched_pool import ALERTMANAGER, PROMETHEUS, Alerts, free_port, monitoring
+from tests.free_ports import free_ports
+from tests.monitoring.watched_pool import ALERTMANAGER, PROMETHEUS, Alerts, monitoring
 
 pytestmark = [
     pytest.mark.slow,
@@ -62,7 +63,7 @@ def test_a_full_checkpoint_folder_fires_the_alert_until_there_is_room(whole: boo
         webhook_receiver() as receiver,
     ):
         token = (pool.folder / "server" / "admin.token").read_text().strip()
-        watched = SimpleNamespace(url=pool.server, trust=None, token=token, agent_port=free_port())
+        watched = SimpleNamespace(url=pool.server, trust=None, token=token, agent_port=free_ports(1)[0])
         alerts = Alerts(receiver)
         with monitoring(tmp_path / "monitoring", watched, receiver):
             model = make_model(pool.folder, "wide", vocab_size=20_000)

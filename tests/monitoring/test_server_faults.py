@@ -21,13 +21,13 @@ from isthmus.control.store.snapshot_codec import serialize_state
 from isthmus.control.store.snapshot_file import SNAPSHOT_FILE_NAME, SnapshotFile
 from tests.control import postgres
 from tests.control.receivers import webhook_receiver
+from tests.free_ports import free_ports
 from tests.monitoring.watched_pool import (
     ALERTMANAGER,
     PROMETHEUS,
     RULES,
     Alerts,
     WatchedPool,
-    free_port,
     monitoring,
 )
 
@@ -96,7 +96,7 @@ def test_faults_of_store_ledger_and_certificate(tmp_path: Path) -> None:
 
     Each is made where it arises, and put right there: another certificate, no lock, the snapshot removed.
     """
-    pool = WatchedPool(tmp_path / "server", port=free_port(), **certificate(tmp_path / "old", 5))
+    pool = WatchedPool(tmp_path / "server", port=free_ports(1)[0], **certificate(tmp_path / "old", 5))
     try:
         with webhook_receiver() as receiver, monitoring(tmp_path / "monitoring", pool, receiver):
             alerts = Alerts(receiver)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import socket
 import subprocess
 import threading
 import time
@@ -32,6 +31,7 @@ from scripts.dashboards import FOLDER
 from tests.control.processes import UNVERIFIED, until
 from tests.control.receivers import WebhookReceiver
 from tests.control.serving import EAST, POOL, WEST, plan_across, report, submission
+from tests.free_ports import free_ports
 
 PROMETHEUS, ALERTMANAGER = shutil.which("prometheus"), shutil.which("prometheus-alertmanager")
 RULES = CoordinatorConfig(agent_timeout_s=2.0, retry_s=1.0, max_retry_s=2.0)
@@ -183,11 +183,6 @@ def _page_of_an_agent() -> bytes:
     return agent_figures(machine, syncs, now_s=0.0, num_deferred=0, wall_s=time.time())
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
-
-
 @contextmanager
 def program(*command: str) -> Iterator[None]:
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
@@ -214,7 +209,7 @@ ALERT_LIMIT_S = 120.0
 def monitoring(folder: Path, pool: Watched, receiver: WebhookReceiver) -> Iterator[str]:
     """Run both programs on copies of the shipped files with short times; yield the URL of Prometheus."""
     shutil.copytree(FOLDER.parent, folder)
-    prometheus, alertmanager = free_port(), free_port()
+    prometheus, alertmanager = free_ports(2)
     text = (
         (folder / "prometheus.yml")
         .read_text()

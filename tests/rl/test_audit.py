@@ -34,7 +34,8 @@ from isthmus.rl.ledger.rollout_events import EngineJoined, SampleAudited, Sample
 from isthmus.rl.ledger.rollout_instructions import GenerateSample, OnUpdate
 from isthmus.rl.rewards.reward_pool import RewardPool
 from isthmus.rl.rollout.engine_messages import EndReport, EngineOrder, StartSample, TokensReport
-from isthmus.rl.rollout.rollout_coordinator import RolloutCoordinator, RolloutLimits
+from isthmus.rl.rollout.rollout_coordinator import RolloutCoordinator
+from isthmus.rl.rollout.rollout_limits import RolloutLimits
 from isthmus.rl.rollout.rollout_store import RolloutStore
 from isthmus.rl.rollout.trajectory import Trajectory
 from isthmus.serve import DecodeRequest, PagedEngine, SequenceKey, TokenDecoded

@@ -25,7 +25,8 @@ from isthmus.rl import LedgerConfig
 from isthmus.rl.kept.kept_samples import KeptRange, KeptSample, KeptSamples
 from isthmus.rl.process.recompute_samples import recompute_samples
 from isthmus.rl.rewards.reward_pool import RewardPool
-from isthmus.rl.rollout.rollout_coordinator import RolloutCoordinator, RolloutLimits
+from isthmus.rl.rollout.rollout_coordinator import RolloutCoordinator
+from isthmus.rl.rollout.rollout_limits import RolloutLimits
 from isthmus.rl.rollout.rollout_store import RolloutStore
 from tests.cli.fake_server import FakeServer, run
 from tests.rl.rl_jobs import PROGRAM, make_rl_job

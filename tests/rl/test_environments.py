@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import queue
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from isthmus.core.job_parts.rl_job import EnvironmentConfig, RlConfig
 from isthmus.data import open_prompts
 from isthmus.rl import LedgerConfig, TrajectoryLedger, check_trajectories, summarise_ledger
 from isthmus.rl.environments.environment import Environment
+from isthmus.rl.environments.make_turn_taker import make_turn_taker
 from isthmus.rl.environments.turn_error import TurnError
 from isthmus.rl.environments.turn_taker import TurnTaker
 from isthmus.rl.ledger.ledger_records import ENVIRONMENT, TokenRange
@@ -42,11 +42,12 @@ from isthmus.rl.process.policy_batches import make_policy_batches
 from isthmus.rl.rewards.reward_pool import RewardPool
 from isthmus.rl.rollout.engine_messages import EndReport, EngineOrder, StartSample, TokensReport
 from isthmus.rl.rollout.make_batch import make_batch, pack_batch, unpack_batch
-from isthmus.rl.rollout.make_turn_taker import make_turn_taker
 from isthmus.rl.rollout.read_ledger import read_ledger
-from isthmus.rl.rollout.rollout_coordinator import RolloutCoordinator, RolloutLimits
+from isthmus.rl.rollout.rollout_coordinator import RolloutCoordinator
+from isthmus.rl.rollout.rollout_limits import RolloutLimits
 from isthmus.rl.rollout.rollout_store import RolloutStore
 from tests.rl.rl_jobs import make_rl_job
+from tests.until import until
 
 FUNCTIONS = '''
 import time
@@ -79,15 +80,6 @@ def empty(prompt, turns, answer):
 def late(prompt, turns, answer):
     time.sleep(60)
 '''
-
-
-def until(happened: Callable[[], bool]) -> None:
-    """Wait for a process of an environment."""
-    for _ in range(6000):
-        if happened():
-            return
-        threading.Event().wait(0.005)
-    raise AssertionError("it did not happen")
 
 
 def taker(make: Callable[[Any], Environment], most: int = 20, **fields: Any) -> TurnTaker:

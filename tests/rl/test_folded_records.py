@@ -27,7 +27,8 @@ from isthmus.rl.process.policy_method import LEDGER_FOLDER
 from isthmus.rl.process.show_ledger import main
 from isthmus.rl.rewards.reward_pool import RewardPool
 from isthmus.rl.rollout.read_ledger import read_audits
-from isthmus.rl.rollout.rollout_coordinator import RolloutCoordinator, RolloutLimits
+from isthmus.rl.rollout.rollout_coordinator import RolloutCoordinator
+from isthmus.rl.rollout.rollout_limits import RolloutLimits
 from isthmus.rl.rollout.rollout_store import RolloutStore
 
 CONFIG = LedgerConfig(group=2, batch_prompts=2, max_staleness=0)

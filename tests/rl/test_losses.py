@@ -13,7 +13,6 @@ from isthmus.core.errors import InputError
 from isthmus.rl import (
     advantages,
     correction,
-    informative_groups,
     k3_penalty,
     overlong_penalty,
     policy_loss,
@@ -92,12 +91,6 @@ def test_corrections_by_hand() -> None:
         [math.e, 0, 0]
     )
     assert correction(logp, rollout, mask, level="sequence", truncate=2.0)[0].tolist() == [1, 1, 0]
-
-
-def test_groups_that_teach_nothing_are_found() -> None:
-    """All rewards equal, whatever they are."""
-    rewards = tensor([0, 0, 1, 1, 0, 1, 0.5, 0.5])
-    assert informative_groups(rewards, 2).tolist() == [False, False, True, False]
 
 
 def test_the_overlong_penalty_is_a_slope() -> None:
@@ -223,7 +216,7 @@ def test_bad_input_of_the_loss_is_named(changed: dict[str, object], message: str
         (lambda: advantages(tensor([1, 2]), 1), "group 1"),
         (lambda: advantages(tensor([1, 2, 3]), 2), "whole groups of 2"),
         (lambda: advantages(tensor([1, NAN]), 2), "reward nan of sample 1"),
-        (lambda: informative_groups(tensor([float("inf"), 1]), 2), "reward inf of sample 0"),
+        (lambda: advantages(tensor([float("inf"), 1]), 2), "reward inf of sample 0"),
         (lambda: overlong_penalty(torch.tensor([1]), 8, buffer=0, penalty=1.0), "buffer of 0"),
         (lambda: overlong_penalty(torch.tensor([1]), 8, buffer=9, penalty=1.0), "buffer of 9"),
         (lambda: overlong_penalty(torch.tensor([1]), 8, buffer=2, penalty=NAN), "penalty of nan"),

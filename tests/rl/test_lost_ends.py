@@ -10,7 +10,8 @@ from isthmus.data import open_prompts
 from isthmus.rl import LedgerConfig
 from isthmus.rl.rewards.reward_pool import RewardPool
 from isthmus.rl.rollout.engine_messages import EndReport, EngineOrder, StartSample, TokensReport
-from isthmus.rl.rollout.rollout_coordinator import RolloutCoordinator, RolloutLimits
+from isthmus.rl.rollout.rollout_coordinator import RolloutCoordinator
+from isthmus.rl.rollout.rollout_limits import RolloutLimits
 from isthmus.rl.rollout.rollout_store import RolloutStore
 from tests.rl.rl_jobs import make_rl_job
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from isthmus.rl import advantages, correction, informative_groups, k3_penalty, overlong_penalty, policy_loss
+from isthmus.rl import advantages, correction, k3_penalty, overlong_penalty, policy_loss
 
 GROUP, NUM, LENGTH = 4, 8, 7
 WITHIN = {"rtol": 0.0, "atol": 1e-6}
@@ -126,4 +126,4 @@ def test_the_batch_has_what_it_should() -> None:
     ratio = (one.logp - one.old).exp()[one.mask.bool()]
     assert (ratio < 0.8).any()
     assert (ratio > 1.28).any()
-    assert informative_groups(one.rewards, GROUP).all()
+    assert (one.rewards.view(-1, GROUP).std(1) > 0).all()

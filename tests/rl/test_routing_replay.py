@@ -14,7 +14,8 @@ from isthmus.data import open_prompts
 from isthmus.rl import LedgerConfig
 from isthmus.rl.rewards.reward_pool import RewardPool
 from isthmus.rl.rollout.engine_messages import EngineOrder, StartSample, TokensReport
-from isthmus.rl.rollout.rollout_coordinator import RolloutCoordinator, RolloutLimits
+from isthmus.rl.rollout.rollout_coordinator import RolloutCoordinator
+from isthmus.rl.rollout.rollout_limits import RolloutLimits
 from isthmus.rl.rollout.rollout_store import RolloutStore
 from isthmus.rl.rollout.wire_messages import pack_message, unpack_message
 from isthmus.rl.routing.routing_rows import unpack_routing

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.sim.kernel import Kernel, Queue, Resource, all_of
+from isthmus.sim.kernel import Kernel, Resource, all_of
 
 
 def test_the_example_of_the_module_runs():
@@ -85,25 +85,6 @@ def test_all_of_has_every_value():
         kernel.call_at(at_s, lambda _, number=number: events[number].trigger(number))
     kernel.run()
     assert (both.value, none.value) == ([0, 1, 2], [])
-
-
-def test_a_queue_hands_out_in_order():
-    """Oldest item first, to the oldest request."""
-    kernel, got = Kernel(), []
-    queue = Queue(kernel)
-
-    def taker(name):
-        got.append((name, (yield queue.get())))
-
-    queue.put(1)
-    for name in "abc":
-        kernel.start(taker(name))
-    kernel.call_at(1.0, lambda _: queue.put(2))
-    kernel.call_at(2.0, lambda _: queue.put(3))
-    kernel.call_at(2.0, lambda _: queue.put(4))
-    kernel.run()
-    assert got == [("a", 1), ("b", 2), ("c", 3)]
-    assert len(queue) == 1
 
 
 def test_misuse_is_refused():

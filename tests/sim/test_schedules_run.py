@@ -12,16 +12,16 @@ from isthmus.core.errors import InputError, PlanError
 from isthmus.core.plan import StageTime
 from isthmus.schedule import SCHEDULES, check_schedule, interleaved, make_schedule, overlapped, warm_up_counts
 from isthmus.sim import SimulatedLink, run_pipeline
-from isthmus.sim.pipeline.bubbles import (
+from isthmus.sim.pipeline.run_pipeline import operation_durations
+from isthmus.sim.pipeline.schedule_bounds import critical_path_s, serial_sum_s
+from isthmus.sim.pipeline.warm_up import best_warm_up
+from tests.sim.bubbles import (
     dualpipe_bubble_s,
     interleaved_bubble_s,
     mixed_chips_bubble_s,
     one_f_one_b_bubble_s,
     zero_bubble_s,
 )
-from isthmus.sim.pipeline.run_pipeline import operation_durations
-from isthmus.sim.pipeline.schedule_bounds import critical_path_s, serial_sum_s
-from isthmus.sim.pipeline.warm_up import best_warm_up
 
 pytestmark = pytest.mark.integration
 

@@ -28,6 +28,7 @@ from isthmus.site import (
 )
 from isthmus.site.machine import CHECKIN_TIMEOUT_S
 from isthmus.site.site_invariants import check_site
+from isthmus.site.site_report import observe_part
 from isthmus.site.site_state import VERDICT_S
 from tests.site.samples import INVENTORY, order
 
@@ -128,8 +129,10 @@ def test_prepared_waits_for_the_hold(site: Scheduled) -> None:
     assert (site.part.state, site.part.hold) == ("evicting", "asked")
     site.answer("granted", number=0)
     assert site.part.state == "evicting"
+    assert observe_part(site.part).ungranted, "the server is told that the part holds nothing yet"
     site.answer("granted")
     assert (site.part.state, site.part.workers[0].devices) == ("prepared", ("h20/0/2",))
+    assert not observe_part(site.part).ungranted
 
 
 def test_a_part_that_is_given_up_wants_no_hold(site: Scheduled) -> None:
@@ -374,10 +377,11 @@ def test_a_hold_that_a_look_lacks_is_asked_for_at_once(site: Scheduled) -> None:
     asked: list[str] = []
 
     class Calls:
-        def submit(self, key: tuple[str, str], _call: object, _answer: object) -> None:
+        def submit(self, key: tuple[str, str], _call: object, _answer: object, *, urgent: bool) -> None:
             asked.append(key[0])
+            assert urgent, "the renewal of a granted hold goes before what new holds need"
 
-    holds = SiteHolds(Mute(), Calls(), "key", lambda _: None)  # type: ignore[arg-type]
+    holds = SiteHolds(Mute(), Calls(), "key", lambda _: None, lambda: site.now_s)  # type: ignore[arg-type]
     hold = Hold(id=holds.hold_id(site.part), state="granted", cards=(("h20/0/2",),))
     for now_s, seen in ((0.0, (hold,)), (1.0, (hold,)), (2.0, ()), (3.0, ())):
         holds.reconcile([site.part], now_s, 0.0)

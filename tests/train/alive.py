@@ -6,16 +6,15 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from isthmus.core.process.gc_pause import collection_paused
+
 
 @contextmanager
 def no_collector() -> Iterator[None]:
     """What is freed inside is freed because nothing refers to it, not because the collector ran."""
     gc.collect()
-    gc.disable()
-    try:
+    with collection_paused():
         yield
-    finally:
-        gc.enable()
 
 
 def alive(kind: type) -> int:

@@ -1,13 +1,15 @@
-"""How many steps curves are compared over; tests that compute on a card choose kernels as a worker does."""
+"""Fixtures of several files: steps of curves, kernels of a card, one thread, sites without a shared disk."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
 
 from isthmus.train.communication.torch_device import configure_torch
+from tests.train.site_ranks import Meet, Sites
 from tests.train.threads import LONG, SAMPLED, SHORT
 
 
@@ -36,3 +38,17 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def meet(tmp_path: Path) -> Iterator[Meet]:
+    """Start attempts whose sites keep their folders from one to the next."""
+    attempts = []
+
+    def start(*clusters: str) -> Sites:
+        attempts.append(Sites(tmp_path, clusters))
+        return attempts[-1]
+
+    yield start
+    for one in attempts:
+        one.close()

@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from isthmus.comm.group.isthmus_group import IsthmusGroup
 from isthmus.comm.transport.memory_transport import MemoryTransport, memory_transports
+from isthmus.comm.transport.transport import Transport
 from isthmus.train.checkpoint.layout.tensor_shard import TensorShard
 from isthmus.train.checkpoint.objects.object_copies import ObjectCopies
 from isthmus.train.checkpoint.sites.fetch_shards import FetchedBytes, fetch_shards
@@ -25,6 +26,7 @@ from isthmus.train.communication.communicator import Communicator
 
 Value = TypeVar("Value")
 LIMIT_S = 20.0
+Meet = Callable[..., "Sites"]
 
 
 class ThreadCommunicator(Communicator):
@@ -53,8 +55,12 @@ class Rank:
     def __init__(self, folder: Path, clusters: Sequence[str], transport: MemoryTransport) -> None:
         self.rank, self.folder, self.transport = transport.rank, folder, transport
         self.communicator = ThreadCommunicator(clusters, transport)
-        self.channel = PeerChannel(transport, chunk_bytes=1 << 12, sleep=lambda _: None)
+        self.pass_files_over(transport)
         self.stores = SiteStores((), ())
+
+    def pass_files_over(self, transport: Transport) -> None:
+        """Send files of checkpoints over `transport` from now on."""
+        self.channel = PeerChannel(transport, chunk_bytes=1 << 12, sleep=lambda _: None)
 
     def save(self, step: int, shards: Sequence[TensorShard], **options: Any) -> None:
         """Write this rank's part and complete the checkpoint with the other ranks."""

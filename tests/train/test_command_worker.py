@@ -7,8 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from isthmus.core.messages.worker_folder import RUN_LEASE_ENDED, WorkerFolder, W
 from isthmus.core.pool import Cluster, NodeGroup, Pool
 from isthmus.core.process.boot_clock import boot_id
 from isthmus.train.process.command_progress import ProgressReader
+from tests.until import until
 
 LIMIT_S = 30.0
 POOL = Pool(
@@ -79,14 +79,6 @@ def started(
             one.kill()
         process.kill()
         process.wait()
-
-
-def until(condition: Callable[[], Any], limit_s: float = LIMIT_S) -> Any:
-    deadline_s = time.monotonic() + limit_s
-    while not (found := condition()):
-        assert time.monotonic() < deadline_s
-        time.sleep(0.02)
-    return found
 
 
 def descendants(pid: int) -> list[psutil.Process]:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from isthmus.train.process.verify import verify
-from tests.train.test_tensor_workers import shared_plan, told
+from tests.train.test_tensor_workers import check_resumed, shared_plan, told
 from tests.train.test_worker import moved
 from tests.train.worker_jobs import make_job, run_job, started, whole
 
@@ -38,12 +36,7 @@ def test_shared_sequences_train_what_one_process_trains(tmp_path: Path) -> None:
     assert first.log(1).startswith("rank 1: layers 0 to 1 in cluster a, context-parallel rank 1 of 2")
     assert told(first) == pytest.approx(alone.losses()[: len(told(first))], rel=1e-4)
     second = run_job(tmp_path / "cut", cut, shared_plan(job, [1, 4], [{}, {"cp": 2, "tp": 2}]), attempt=2)
-    resumed = STEPS - len(told(second))
-    assert resumed in (4, 8)
-    assert told(second) == pytest.approx(alone.losses()[resumed:], rel=1e-4)
-    held_out = alone.losses("validation_loss")[-1]
-    assert told(second, "validation_loss")[-1] == pytest.approx(held_out, rel=1e-4)
-    assert verify(cut)["loss"] == pytest.approx(held_out, rel=1e-4)
+    check_resumed(cut, second, alone)
 
 
 def test_a_rank_that_shares_sequences_is_replaced_in_place(tmp_path: Path) -> None:
@@ -54,9 +47,7 @@ def test_a_rank_that_shares_sequences_is_replaced_in_place(tmp_path: Path) -> No
     hit = tmp_path / "hit"
     with started(hit, moved(job, hit), plan, program="supervisor") as workers:
         workers.wait_for_step(3)
-        supervisor = str(workers.processes[1].pid)
-        listed = subprocess.run(["ps", "--ppid", supervisor, "-o", "pid="], capture_output=True, check=True)
-        os.kill(int(listed.stdout), signal.SIGKILL)
+        workers.kill_under_supervisor(1)
         assert workers.wait() == [0, 0]
     steps = {one.step: one.values["loss"] for one in workers.metrics(0)}
     assert [steps[step] for step in range(30)] == told(straight)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,8 @@ import pytest
 
 from isthmus.core.job import Job
 from isthmus.core.plan import Plan
-from isthmus.train.process.verify import verify
 from tests.train.small_models import NUM_LAYERS
-from tests.train.test_tensor_workers import shared_plan, told
+from tests.train.test_tensor_workers import check_resumed, shared_plan, told
 from tests.train.test_worker import moved
 from tests.train.worker_jobs import make_job, run_job, started, whole
 
@@ -54,12 +52,7 @@ def test_shared_experts_train_what_one_process_trains(tmp_path: Path) -> None:
     assert first.log(1).startswith("rank 1: layers 0 to 3 in cluster a, replica 1 of 2, expert-parallel rank 1 of 2")
     assert told(first) == pytest.approx(alone.losses()[: len(told(first))], rel=1e-4)
     second = run_job(tmp_path / "cut", cut, shared_plan(job, [1, 4], [{}, {"tp": 2, "ep": 2}]), attempt=2)
-    resumed = STEPS - len(told(second))
-    assert resumed in (4, 8)
-    assert told(second) == pytest.approx(alone.losses()[resumed:], rel=1e-4)
-    held_out = alone.losses("validation_loss")[-1]
-    assert told(second, "validation_loss")[-1] == pytest.approx(held_out, rel=1e-4)
-    assert verify(cut)["loss"] == pytest.approx(held_out, rel=1e-4)
+    check_resumed(cut, second, alone)
 
 
 def test_a_lost_rank_of_an_expert_group_is_replaced(tmp_path: Path) -> None:
@@ -69,9 +62,7 @@ def test_a_lost_rank_of_an_expert_group_is_replaced(tmp_path: Path) -> None:
     cut = moved(job, tmp_path / "cut")
     with started(tmp_path / "cut", cut, replicated(job, ep=2), program="supervisor") as workers:
         workers.wait_for_step(3)
-        supervisor = str(workers.processes[1].pid)
-        listed = subprocess.run(["ps", "--ppid", supervisor, "-o", "pid="], capture_output=True, check=True)
-        os.kill(int(listed.stdout), signal.SIGKILL)
+        workers.kill_under_supervisor(1)
         assert workers.wait() == [0, 0], [workers.log(rank) for rank in range(2)]
     assert "rank 1 restarted: restart 1" in workers.log(1)
     steps = {one.step: one.values["loss"] for one in workers.metrics(0) if "loss" in one.values}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -68,9 +67,7 @@ def test_a_rank_is_replaced_in_place_between_averages(tmp_path: Path) -> None:
     hit = tmp_path / "hit"
     with started(hit, moved(job, hit), plan, program="supervisor") as workers:
         workers.wait_for_step(3)
-        supervisor = str(workers.processes[2].pid)
-        listed = subprocess.run(["ps", "--ppid", supervisor, "-o", "pid="], capture_output=True, check=True)
-        os.kill(int(listed.stdout), signal.SIGKILL)
+        workers.kill_under_supervisor(2)
         assert workers.wait() == [0, 0, 0]
     (teller,) = [rank for rank in range(3) if any("loss" in one.values for one in workers.metrics(rank))]
     steps = {one.step: one.values["loss"] for one in workers.metrics(teller) if "loss" in one.values}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -30,28 +29,13 @@ from isthmus.train.checkpoint.objects.object_seal import (
     sealed_bytes,
 )
 from isthmus.train.checkpoint.objects.object_store import ObjectStore
-from tests.train.site_ranks import Rank, Sites, part_of, restore, save
+from tests.train.site_ranks import Meet, Rank, part_of, restore, save
 from tests.train.worker_jobs import at_site, keys_of, make_job, make_plan, run_job, started, whole
 
 pytestmark = pytest.mark.integration
 
 KEY = bytes(range(32))
 SITES = ("north", "south", "west")
-Meet = Callable[..., Sites]
-
-
-@pytest.fixture
-def meet(tmp_path: Path) -> Iterator[Meet]:
-    """Start attempts whose sites keep their folders from one to the next."""
-    attempts = []
-
-    def start(*clusters: str) -> Sites:
-        attempts.append(Sites(tmp_path, clusters))
-        return attempts[-1]
-
-    yield start
-    for one in attempts:
-        one.close()
 
 
 def copies_in(folder: Path, run: str = "job-1", key: bytes = KEY) -> ObjectCopies:

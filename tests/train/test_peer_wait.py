@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -15,11 +14,12 @@ from isthmus.comm.transport.memory_transport import memory_transports
 from isthmus.core.errors import PeerError
 from isthmus.train.communication.communicator import CommWork, TensorMessage
 from isthmus.train.communication.host_staging import HostStaging
-from isthmus.train.liveness.heartbeat import HEARTBEAT_INTERVAL_S, Heartbeat, start_heartbeat
+from isthmus.train.liveness.heartbeat import Heartbeat, start_heartbeat
 from isthmus.train.liveness.peer_wait import is_waiting_for_peer, waiting_for_peer
 from isthmus.train.tensor_parallel.tensor_parallel_group import TensorParallelGroup
 from tests.train.late_copies import LateCopies
 from tests.train.threads import GroupExchange
+from tests.until import until
 
 pytestmark = pytest.mark.integration
 
@@ -147,7 +147,7 @@ def test_the_heartbeat_tells_a_wait_from_work(what: str) -> None:
     _let_beat(heartbeat)
     assert heartbeat.read().busy_since_s == began_s
     may_wait.set()
-    _wait_until(lambda: heartbeat.read().busy_since_s > began_s)
+    until(lambda: heartbeat.read().busy_since_s > began_s)
     Thread(lambda: take_part(second, 0)).join()
     assert ended.wait(LIMIT_S)
     _let_beat(heartbeat)
@@ -162,11 +162,4 @@ def _let_beat(heartbeat: Heartbeat) -> None:
     """Return after a heartbeat that begins after this call."""
     for _ in range(2):
         last_s = heartbeat.read().last_beat_s
-        _wait_until(lambda last_s=last_s: heartbeat.read().last_beat_s > last_s)  # type: ignore[misc]
-
-
-def _wait_until(condition: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < deadline_s
-        time.sleep(HEARTBEAT_INTERVAL_S / 20)
+        until(lambda last_s=last_s: heartbeat.read().last_beat_s > last_s)  # type: ignore[misc]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -69,9 +68,7 @@ def test_a_replica_is_replaced_in_place(tmp_path: Path) -> None:
     hit = tmp_path / "hit"
     with started(hit, moved(job, hit), plan, program="supervisor") as workers:
         workers.wait_for_step(3)
-        supervisor = str(workers.processes[1].pid)
-        listed = subprocess.run(["ps", "--ppid", supervisor, "-o", "pid="], capture_output=True, check=True)
-        os.kill(int(listed.stdout), signal.SIGKILL)
+        workers.kill_under_supervisor(1)
         assert workers.wait() == [0, 0, 0]
     assert "rank 1 restarted: restart 1" in workers.log(1)
     (teller,) = [rank for rank in range(3) if told(workers, rank)]

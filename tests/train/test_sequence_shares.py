@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isthmus.core.errors import PlanError
-from isthmus.train.context_parallel.attention_tiles import attention_tiles, document_ends
+from isthmus.train.context_parallel.attention_tiles import attention_tiles
 from isthmus.train.context_parallel.merge_attention import merge_attention
 from isthmus.train.context_parallel.sequence_shares import SequenceShare, share_sequence
 
@@ -100,12 +100,6 @@ def test_head_and_tail_need_one_tile_per_peer() -> None:
         (tile,) = attention_tiles(queries, keys, (0, 64))
         area = (tile.queries[1] - tile.queries[0]) * (tile.keys[1] - tile.keys[0])
         assert (tile.is_causal, area) == ((True, 256) if i == j else (False, 128))
-
-
-def test_documents_begin_where_positions_do() -> None:
-    """Position 0 begins a document."""
-    assert document_ends([0, 1, 2, 0, 1, 0]) == (0, 3, 5, 6)
-    assert document_ends([0]) == (0, 1)
 
 
 @given(st.integers(1, 9), st.integers(1, 9), st.integers(0, 2**16))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -22,27 +21,12 @@ from isthmus.train.checkpoint.sites.kept_pieces import KeptPieces, remove_kept_p
 from isthmus.train.checkpoint.sites.site_recovery import find_checkpoint
 from isthmus.train.checkpoint.sites.site_stores import SiteStores, choose_copy_holders, group_by_sight
 from isthmus.train.process.collect_export import choose_target, collect_export
-from tests.train.site_ranks import ROW_BYTES, ROWS, Rank, Sites, part_of, restore, save
+from tests.train.site_ranks import ROW_BYTES, ROWS, Meet, Rank, Sites, part_of, restore, save
 from tests.train.worker_jobs import at_site, make_job, make_plan, run_job, started
 
 pytestmark = pytest.mark.integration
 
 SITES = ("north", "south", "west")
-Meet = Callable[..., Sites]
-
-
-@pytest.fixture
-def meet(tmp_path: Path) -> Iterator[Meet]:
-    """Start attempts whose sites keep their folders from one to the next."""
-    attempts = []
-
-    def start(*clusters: str) -> Sites:
-        attempts.append(Sites(tmp_path, clusters))
-        return attempts[-1]
-
-    yield start
-    for one in attempts:
-        one.close()
 
 
 @given(st.lists(st.sampled_from("abc"), min_size=1, max_size=7), st.integers(0, 3))
@@ -191,7 +175,8 @@ def test_a_crash_at_any_message_leaves_a_checkpoint(tmp_path: Path, victim: int)
         first = Sites(root, SITES)
         save(first, 1, keep=1)
         rank = first.ranks[victim]
-        rank.channel._transport = dying = Dying(rank.transport, before)  # type: ignore[assignment]
+        dying = Dying(rank.transport, before)
+        rank.pass_files_over(dying)  # type: ignore[arg-type]
 
         def attempt(one: Rank) -> bool:
             try:
@@ -247,7 +232,7 @@ def cut_fetch(meet: Meet, num_pieces: int) -> int:
         found = find_checkpoint(one.folder, one.rank, one.stores, one.communicator)
         assert found is not None
         if one is sender:
-            one.channel._transport = Dying(one.transport, 2 * num_pieces, only=(1 << 41) + 17)  # type: ignore
+            one.pass_files_over(Dying(one.transport, 2 * num_pieces, only=(1 << 41) + 17))  # type: ignore
         place, shards = one.folder / "step-00000005", [part_of(0, 1, 0)] if one.rank == 0 else []
         with (
             pytest.raises((KilledError, IsthmusError)),

@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -105,6 +106,12 @@ class Workers:
         deadline_s = time.monotonic() + limit_s
         return [one.wait(max(deadline_s - time.monotonic(), 0.1)) for one in self.processes]
 
+    def kill_under_supervisor(self, rank: int) -> None:
+        """Kill the worker that the supervisor of a rank has started."""
+        supervisor = str(self.processes[rank].pid)
+        listed = subprocess.run(["ps", "--ppid", supervisor, "-o", "pid="], capture_output=True, check=True)
+        os.kill(int(listed.stdout), signal.SIGKILL)
+
     def log(self, rank: int) -> str:
         return self.folders[rank].log_path.read_text(encoding="utf-8", errors="replace")
 
@@ -171,7 +178,8 @@ def started(
     finally:
         for process in workers.processes:
             if process.poll() is None:
-                os.kill(process.pid, signal.SIGKILL)
+                with suppress(ProcessLookupError):  # it ends meanwhile
+                    os.kill(process.pid, signal.SIGKILL)
             process.wait()
 
 

@@ -2,7 +2,6 @@
 
 from isthmus.rl.advantages import advantages
 from isthmus.rl.correction import correction
-from isthmus.rl.informative_groups import informative_groups
 from isthmus.rl.k3_penalty import k3_penalty
 from isthmus.rl.ledger.check_trajectories import check_trajectories
 from isthmus.rl.ledger.ledger_records import LedgerConfig
@@ -18,7 +17,6 @@ __all__ = [
     "advantages",
     "check_trajectories",
     "correction",
-    "informative_groups",
     "k3_penalty",
     "overlong_penalty",
     "policy_loss",

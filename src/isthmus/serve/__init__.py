@@ -9,7 +9,7 @@ from isthmus.serve.batching.decode_records import (
     TokenDecoded,
 )
 from isthmus.serve.decode_engine import DecodeEngine
-from isthmus.serve.draw_token import draw_number, draw_token
+from isthmus.serve.draw_token import TokenDistribution, draw_number, draw_token
 from isthmus.serve.paged.paged_engine import DrawToken, PagedEngine, PagedEngineConfig
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "PagedEngineConfig",
     "SequenceKey",
     "TokenDecoded",
+    "TokenDistribution",
     "draw_number",
     "draw_token",
 ]

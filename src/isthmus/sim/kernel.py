@@ -186,31 +186,3 @@ class Resource:
             raise RuntimeError("all slots are already free")
         else:
             self.free += 1
-
-
-class Queue:
-    """A first-in, first-out queue of items; waiting `get` calls are served in order."""
-
-    def __init__(self, kernel: Kernel) -> None:
-        self._kernel = kernel
-        self._items: deque[Any] = deque()
-        self._waiters: deque[Event] = deque()
-
-    def put(self, item: Any) -> None:
-        """Add an item; never blocks."""
-        if self._waiters:
-            self._waiters.popleft().trigger(item)
-        else:
-            self._items.append(item)
-
-    def get(self) -> Event:
-        """Return an event that is triggered with the next item."""
-        event = self._kernel.event()
-        if self._items:
-            event.trigger(self._items.popleft())
-        else:
-            self._waiters.append(event)
-        return event
-
-    def __len__(self) -> int:
-        return len(self._items)

@@ -191,6 +191,12 @@ class SitePart:
         return self.attempt == 0
 
     @property
+    def ungranted(self) -> bool:
+        """Whether it claims devices that the site's scheduler has not granted."""
+        claims = self.hold == "asked" or (self.probe == "agreed" and not self.hold)
+        return claims and self.state in CLAIMING
+
+    @property
     def live(self) -> bool:
         """Whether a process of it may exist."""
         return any(worker.live for worker in self.workers.values())

@@ -67,6 +67,7 @@ def observe_part(part: SitePart) -> ObservedPart:
         protection=part.protection,
         waiting=f"rank {rank} {wait.reason}" if wait else "",
         waiting_since_s=wait.since_s if wait else None,
+        ungranted=part.ungranted,
         released_at_s=part.since_s if part.state == "released" and part.since_s >= 0 else None,
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from itertools import pairwise
 from random import Random
 
@@ -12,10 +13,18 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from isthmus.core.errors import InputError, UnavailableError
-from isthmus.wan.control.admit import admit
 from isthmus.wan.control.choose_transport import GatewayAbility, MeasuredLink, RoceFlow, choose_transport
 from isthmus.wan.control.pick_gateway import pick_gateway
-from isthmus.wan.control.wan_topology import Booking, PathRefusal, PathRequest, WanPipe, WanTopology
+from isthmus.wan.control.wan_topology import (
+    Admission,
+    AdmissionFile,
+    Booking,
+    PathRefusal,
+    PathRequest,
+    WanPipe,
+    WanTopology,
+)
+from isthmus.wan.controller.admit_all import admit_all
 
 ALL = GatewayAbility(name="g", roce_gbps=100, quic_gbps=0.2, tcp_gbps=1)
 
@@ -159,6 +168,18 @@ def random_request(rng: Random, number: int) -> PathRequest:
     )  # fmt: skip
 
 
+def answer(topology: WanTopology, booked: Sequence[Booking], request: PathRequest) -> Admission:
+    """Return what becomes of a request beside bookings."""
+    return admit_all(AdmissionFile(topology=topology, booked=tuple(booked), requests=(request,)))
+
+
+def admit(topology: WanTopology, booked: Sequence[Booking], request: PathRequest) -> Booking | PathRefusal:
+    """Return the booking or the refusal of a request beside bookings that stay."""
+    found = answer(topology, booked, request)
+    assert found.booked[: len(booked)] == tuple(booked)
+    return (*found.admitted, *found.refused)[0]
+
+
 @given(st.integers(0, 2**32))
 def test_nothing_is_over_booked_and_every_bound_holds(seed: int) -> None:
     """At every moment of any sequence, each pipe carries at most its capacity, and bulk at most its share."""
@@ -167,11 +188,12 @@ def test_nothing_is_over_booked_and_every_bound_holds(seed: int) -> None:
     by_name = {pipe.name: pipe for pipe in topology.pipes}
     for number in range(25):
         request = random_request(rng, number)
-        found = admit(topology, booked, request)
-        if isinstance(found, PathRefusal):
-            assert found.nearest_gbps < request.bandwidth_gbps
+        became = answer(topology, booked, request)
+        booked = list(became.booked)
+        if not became.admitted:
+            assert became.refused[0].nearest_gbps < request.bandwidth_gbps
             continue
-        booked.append(found)
+        (found,) = became.admitted
         pipes = [by_name[name] for name in found.pipes]
         assert (pipes[0].source, pipes[-1].target) == (request.source, request.target)
         assert all(one.target == other.source for one, other in pairwise(pipes))

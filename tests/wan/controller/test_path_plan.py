@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from isthmus.core.errors import ConflictError, NotFoundError
-from isthmus.wan.control.admit import admit
 from isthmus.wan.control.wan_topology import (
     Booking,
     FlowMatch,
@@ -26,6 +25,7 @@ from isthmus.wan.controller.plan_batch import plan_batch
 from isthmus.wan.controller.plan_transfer import plan_transfer
 from isthmus.wan.controller.rate_calendar import RateCalendar
 from isthmus.wan.controller.wan_network import WanNetwork
+from tests.wan.control.reference_admission import admit
 from tests.wan.control.test_wan_control import random_request, random_topology
 from tests.wan.controller.wan_lab import ask, pipe, send
 

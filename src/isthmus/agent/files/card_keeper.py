@@ -108,12 +108,12 @@ class CardKeeper:
 def _held(
     parts: tuple[SitePart, ...], hold_id: Callable[[SitePart], str]
 ) -> dict[RecordedPart, tuple[str, tuple[str, ...], tuple[tuple[str, int], ...]]]:
-    """Return hold, cards and ranks of each part of the pool that has cards; a card of a victim is the victim's."""
+    """Return hold, cards and ranks of each part of the pool that has cards; those of a victim are the victim's."""
     taken: set[str] = set()
     found: dict[RecordedPart, tuple[str, tuple[str, ...], tuple[tuple[str, int], ...]]] = {}
     for states in (HOLDING, CLAIMING):
         for part in parts:
-            if part.state not in states:
+            if part.state not in states or part.ungranted:
                 continue
             cards = [card for worker in part.workers.values() for card in worker.devices if card not in taken]
             taken.update(cards)

@@ -178,7 +178,7 @@ class AgentService:
         self._calls = SchedulerCalls(blocks=adapter.capabilities.blocks, on_answer=on_answer)
         self._look = SchedulerLook(nodes=())
         key = identity.key if identity else cluster.name
-        self._holds = SiteHolds(adapter, self._calls, key, self._handle, self._rendering.containers)
+        self._holds = SiteHolds(adapter, self._calls, key, self._handle, clock, self._rendering.containers)
         self._path_calls = SchedulerCalls(blocks=centre is not None, on_answer=on_answer, what="decision centre")
         self._paths: SitePaths | None = None
         if centre is not None:
@@ -553,11 +553,14 @@ class AgentService:
         self._handle(WorkersObserved(now_s=self._clock(), workers=(seen,)))
 
     def _hand_over_keys(self, part: SitePart, folder: WorkerFolder, account: WorkerAccount | None) -> None:
-        """Write the keys of the part's links for a worker; raise `UnavailableError` if they are needed and missing."""
+        """Write the keys of the part's links for a worker; raise `UnavailableError` if they are needed and missing.
+
+        The server sends them once: an agent that ended before the start of the worker has left them in its folder.
+        """
         keys = self._run_keys.get(part.key)
         if keys is not None:
             folder.write_keys(keys, account)
-        elif self._needs_keys:
+        elif self._needs_keys and not folder.keys_path.exists():
             raise UnavailableError(
                 f"the server sent no keys for links of {part.job}/{part.attempt}; without them no worker listens",
                 hint="use the same release of agent and server; the job restarts automatically",

@@ -1,7 +1,8 @@
 """`SiteHolds`: keeps the holds at the site's scheduler equal to what the site machine's parts want.
 
 Every wanted hold is asked for again and again, which renews its lease; every other hold of this agent is released. So a
-lost reply, a restart of the agent or of the scheduler need no cases of their own.
+lost reply, a restart of the agent or of the scheduler need no cases of their own. Renewals of granted holds go before
+all other calls: a scheduler that is slow to grant a hundred holds lets none of them lapse.
 """
 
 from __future__ import annotations
@@ -52,9 +53,10 @@ class SiteHolds:
         calls: SchedulerCalls,
         key: str,
         observe: Callable[[SiteEvent], object],
+        clock: Callable[[], float],
         containers: Callable[[SitePart], Mapping[str, ContainerNeed]] = lambda _: {},
     ) -> None:
-        self._adapter, self._calls, self._key, self._observe = adapter, calls, key, observe
+        self._adapter, self._calls, self._key, self._observe, self._clock = adapter, calls, key, observe, clock
         self._containers = containers
         self._due_s: dict[str, float] = {}
         self._probe_due_s: dict[str, float] = {}
@@ -98,8 +100,8 @@ class SiteHolds:
                 if granted:
                     self._due_s[hold_id] = now_s + request.lease_s / _RENEWALS_PER_LEASE
                 call = self._adapter.commit if part.commits else self._adapter.hold
-                answer = partial(self._answered, part.key, part.num_holds, now_s)
-                self._calls.submit(("hold", hold_id), partial(call, request), answer)
+                answer = partial(self._answered, part.key, part.num_holds)
+                self._calls.submit(("hold", hold_id), partial(call, request), answer, urgent=granted)
 
     def observe_look(self, look: SchedulerLook) -> None:
         """Release what the scheduler holds for this agent and no part wants; ask at once for lost ones."""
@@ -115,19 +117,19 @@ class SiteHolds:
             if now_s >= self._probe_due_s.get(hold_id, now_s):
                 self._probe_due_s[hold_id] = now_s + WAITING_INTERVAL_S
                 request = _request(hold_id, part, 0.0, (victim_name(key) for key in part.victims))
-                answer = partial(self._probed, part.key, part.victims, now_s)
+                answer = partial(self._probed, part.key, part.victims)
                 self._calls.submit(("probe", hold_id), partial(self._adapter.probe, request), answer)
 
-    def _probed(self, key: PartKey, victims: tuple[PartKey, ...], now_s: float, probe: Probe) -> None:
-        self._observe(ProbeObserved(now_s=now_s, part=key, victims=victims, preempted=probe.victims))
+    def _probed(self, key: PartKey, victims: tuple[PartKey, ...], probe: Probe) -> None:
+        self._observe(ProbeObserved(now_s=self._clock(), part=key, victims=victims, preempted=probe.victims))
 
     def _released(self, hold_id: str, _answer: object) -> None:
         self._unwanted.discard(hold_id)
 
-    def _answered(self, key: tuple[str, int], number: int, now_s: float, hold: Hold) -> None:
+    def _answered(self, key: PartKey, number: int, hold: Hold) -> None:
         self._observe(
             HoldObserved(
-                now_s=now_s, part=key, number=number, state=hold.state, devices=hold.cards, detail=hold.detail
+                now_s=self._clock(), part=key, number=number, state=hold.state, devices=hold.cards, detail=hold.detail
             )
         )  # fmt: skip
 

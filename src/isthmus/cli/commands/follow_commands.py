@@ -13,7 +13,7 @@ from isthmus.cli.command import JobArgument, command
 from isthmus.cli.environment.cli_environment import CliEnvironment
 from isthmus.cli.history_text import event_line, held_out_text, result_place
 from isthmus.cli.job_statistics import JobStatistics
-from isthmus.cli.terminal.dashboard import needs_choice, status_line, status_record
+from isthmus.cli.terminal.dashboard import needs_choice, newest_measures, status_line, status_record
 from isthmus.client.api_client import ApiClient
 from isthmus.client.job_events import JobEvents
 from isthmus.client.log_lines import LogLine, LogLines
@@ -158,11 +158,13 @@ def _print_changes(
 
 
 def _print_lines(env: CliEnvironment, now: JobSnapshot, new: Sequence[HistoryEvent]) -> None:
-    """Print new events, then the state unless an event has told it."""
+    """Print new events, then the state unless an event has told it; at the end, the last measures as well."""
     for event in new:
         env.print(f"{short_job_id(now.view.id)}  {event_line(event)}")
     if not now.history or (now.view.state == "running" and now.stats.steps) or needs_choice(now.view):
         env.print(status_line(now.view, now.stats))
+    if now.view.state in TERMINAL_STATES and now.stats.steps:
+        env.print(f"{short_job_id(now.view.id)}  {newest_measures(now.view, now.stats)}")
 
 
 def _show_live(env: CliEnvironment, client: ApiClient, snapshots: Iterator[JobSnapshot]) -> JobSnapshot:

@@ -69,17 +69,18 @@ def status_line(view: JobView, stats: JobStatistics) -> str:
     if not stats.steps or view.state != "running":
         state = f"{view.state}: {printable(view.reason)}" if view.reason else view.state
         return f"{short_job_id(view.id)}  {state}{_next_step(view)}"
-    loss, rate = stats.latest("loss"), stats.latest("tokens_per_s")
     eta_s = stats.eta_s(view.job.training.steps)
-    pieces = [
-        f"{short_job_id(view.id)}  running",
-        f"step {stats.num_steps_done(view.job.training.steps)}/{view.job.training.steps}",
-    ]
-    reward = stats.latest("reward")
+    left = f"  {format_seconds(eta_s)} left" if eta_s is not None else ""
+    return f"{short_job_id(view.id)}  running  {newest_measures(view, stats)}{left}"
+
+
+def newest_measures(view: JobView, stats: JobStatistics) -> str:
+    """Return the newest step of a job and what was measured in it, as text."""
+    loss, rate, reward = (stats.latest(name) for name in ("loss", "tokens_per_s", "reward"))
+    pieces = [f"step {stats.num_steps_done(view.job.training.steps)}/{view.job.training.steps}"]
     pieces += [f"reward {reward:.3f}"] if reward is not None else []
     pieces += [f"loss {loss:.4f}"] if loss is not None else []
     pieces += [f"{rate:,.0f} tokens/s"] if rate is not None else []
-    pieces += [f"{format_seconds(eta_s)} left"] if eta_s is not None else []
     return "  ".join(pieces)
 
 

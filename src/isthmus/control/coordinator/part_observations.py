@@ -28,7 +28,7 @@ def apply_observation(state: PoolState, part: PartRecord, seen: ObservedPart) ->
     seen = _refuse_foreign_address(state, part, seen)
     if seen.state == part.state:
         changed = _add_workers(state, part, seen) | _update_fault(part, seen) | _record_checkpoint(part, seen)
-        if not (changed | _record_wait(part, seen)):
+        if not (changed | _record_grant(part, seen) | _record_wait(part, seen)):
             return False
         state.changed_jobs.add(part.job)
         return True
@@ -45,6 +45,7 @@ def apply_observation(state: PoolState, part: PartRecord, seen: ObservedPart) ->
     if not _update_fault(part, seen) and (seen.state != "released" or not part.detail):
         part.detail = seen.detail
     part.state = step(part, seen)
+    _record_grant(part, seen)
     _record_wait(part, seen)
     _add_workers(state, part, seen)
     _record_checkpoint(part, seen)
@@ -127,6 +128,12 @@ def _record_checkpoint(part: PartRecord, seen: ObservedPart) -> bool:
         return False
     part.verified_checkpoint = seen.protection
     return True
+
+
+def _record_grant(part: PartRecord, seen: ObservedPart) -> bool:
+    """Adopt whether the site's scheduler has granted the part's chips."""
+    before, part.ungranted = part.ungranted, seen.ungranted
+    return before != part.ungranted
 
 
 def _record_wait(part: PartRecord, seen: ObservedPart) -> bool:

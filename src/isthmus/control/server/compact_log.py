@@ -21,9 +21,10 @@ from isthmus.control.server.stored_log import check_log
 from isthmus.control.service.access.audit_log import make_line
 from isthmus.control.store.log_base import LogBase
 from isthmus.control.store.log_chain import LogEnd
-from isthmus.control.store.snapshot_codec import gc_paused, restore_base, serialize_state
+from isthmus.control.store.snapshot_codec import restore_base, serialize_state
 from isthmus.control.store.sql_queries import SqlQueries
 from isthmus.core.errors import ConflictError, IsthmusError
+from isthmus.core.process.gc_pause import collection_paused
 from isthmus.core.process.state_folder_lock import lock_state_folder
 
 PROGRESS_EVENTS = 5000
@@ -110,7 +111,7 @@ def _make_base(store: SqlQueries[Any], before_s: float, now_s: float, progress: 
     active = store.bases.active()
     coordinator = Coordinator() if active is None else Coordinator.from_state(restore_base(active))
     first = number = 0 if active is None else active.end.number
-    with gc_paused():
+    with collection_paused():
         for found, event in store.events(first):
             if event.now_s >= before_s:
                 break

@@ -36,13 +36,13 @@ from isthmus.control.service.planner_process import COMMAND, PlannerPool, Planne
 from isthmus.control.service.planner_queue import Planner
 from isthmus.control.store.leader_election import LeaderElection
 from isthmus.control.store.log_base import LogBase
-from isthmus.control.store.snapshot_codec import gc_paused
 from isthmus.control.store.snapshot_file import SnapshotFile
 from isthmus.control.store.sql_queries import SqlQueries
 from isthmus.control.store.store_interface import Store
 from isthmus.core.errors import InputError, UnavailableError
 from isthmus.core.loopback import is_loopback
 from isthmus.core.messages.switch_keys import read_switch_secret
+from isthmus.core.process.gc_pause import collection_paused
 from isthmus.core.process.state_folder_lock import lock_state_folder
 from isthmus.core.process.stop_signals import handled_stop_signals
 
@@ -93,7 +93,7 @@ def run_server(
         ensure_admin_token(store, config.state, time.time())
         own = PlannerPool(make_process=lambda: PlannerProcess(command=(*COMMAND, str(config.search_cpu_s))))
         leadership = _leader_election(config)
-        with gc_paused():
+        with collection_paused():
             service = ControlService(
                 store,
                 config.pool,

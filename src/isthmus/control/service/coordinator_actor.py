@@ -22,10 +22,11 @@ from typing import Any, NamedTuple, TypeVar
 from isthmus.control.coordinator.coordinator import Coordinator, CoordinatorConfig
 from isthmus.control.state.events import Event, Instruction, NoticeDue
 from isthmus.control.store.log_base import LogCompactedError
-from isthmus.control.store.snapshot_codec import gc_paused, restore_base, serialize_state
+from isthmus.control.store.snapshot_codec import restore_base, serialize_state
 from isthmus.control.store.snapshot_file import SnapshotFile
 from isthmus.control.store.store_interface import LogMovedError, Store
 from isthmus.core.errors import InputError, IsthmusError, UnavailableError
+from isthmus.core.process.gc_pause import collection_paused
 from isthmus.core.views.access_views import AuditRecord
 
 MAX_BATCH_REQUESTS = 1000
@@ -269,7 +270,7 @@ class CoordinatorActor:
             try:
                 if self._coordinator is None:
                     fresh = self._load_snapshot()
-                    with gc_paused():
+                    with collection_paused():
                         self._apply_log(fresh, live=live)
                     self._coordinator = fresh
                 elif self._store.shared:

@@ -55,6 +55,8 @@ class PartRecord:
     used_owner: str = ""
     # The free chips last reported by the site already exclude this part.
     held: bool = False
+    # The site's scheduler has not granted the chips yet.
+    ungranted: bool = False
     # The jobs whose chips the part takes.
     victims: tuple[Victim, ...] = ()
     # Chips by node group that pool victims still hold.

@@ -8,11 +8,8 @@ added to a class of the state needs a default, and a field that is removed needs
 from __future__ import annotations
 
 import functools
-import gc
 import zlib
 from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import pydantic_core
@@ -27,6 +24,7 @@ from isthmus.control.store.column_codec import ColumnCodec, column_codec
 from isthmus.control.store.log_base import LogBase
 from isthmus.control.store.log_chain import LogDamagedError
 from isthmus.core.errors import IsthmusError
+from isthmus.core.process.gc_pause import collection_paused
 
 MAX_STATE_BYTES = 4 << 30
 """Largest state that a base is read into."""
@@ -54,7 +52,7 @@ class _StoredState:
 def serialize_state(state: PoolState) -> bytes:
     """Return the state as JSON, as `SnapshotFile.save` expects it."""
     parts = {name: list(record.parts) for name, record in state.clusters.items()}
-    with gc_paused():
+    with collection_paused():
         return pydantic_core.to_json(_codec().encode([_StoredState(parts_by_cluster=parts, state=state)]))
 
 
@@ -82,18 +80,6 @@ def _codec() -> ColumnCodec:
     return column_codec(_StoredState, _DERIVED)
 
 
-@contextmanager
-def gc_paused() -> Iterator[None]:
-    """Disable the cyclic garbage collector while many objects are created, which it would scan repeatedly."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
-
-
 def restore_base(base: LogBase, rules: CoordinatorConfig | None = None) -> PoolState:
     """Return the state of `base`, under `rules` from now on (default: those of the state).
 
@@ -104,7 +90,7 @@ def restore_base(base: LogBase, rules: CoordinatorConfig | None = None) -> PoolS
         text = unpacked.decompress(base.body, MAX_STATE_BYTES)
         if unpacked.unconsumed_tail or not unpacked.eof:
             raise ValueError("it has no end")
-        with gc_paused():
+        with collection_paused():
             state = restore_state(text)
     except (zlib.error, ValueError, TypeError, LookupError, ArithmeticError, RecursionError, IsthmusError) as error:
         raise LogDamagedError(

@@ -20,10 +20,11 @@ import isthmus
 from isthmus.control.state.coordinator_config import CoordinatorConfig
 from isthmus.control.state.events import encode_event
 from isthmus.control.state.job_records import PoolState
-from isthmus.control.store.snapshot_codec import gc_paused, restore_state
+from isthmus.control.store.snapshot_codec import restore_state
 from isthmus.control.store.store_interface import Store
 from isthmus.core.errors import IsthmusError
 from isthmus.core.messages.worker_folder import write_atomically
+from isthmus.core.process.gc_pause import collection_paused
 
 SNAPSHOT_FILE_NAME = "snapshot"
 _log = logging.getLogger("isthmus.server")
@@ -53,7 +54,7 @@ class SnapshotFile:
             fits = head["code"] == self._code and head["sha256"] == hashlib.sha256(body).hexdigest()
             if not fits or head["event"] != _event_digest(store, number):
                 return None
-            with gc_paused():
+            with collection_paused():
                 state = restore_state(body)
         except FileNotFoundError:
             return None

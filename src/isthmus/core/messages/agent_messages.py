@@ -171,7 +171,8 @@ class ObservedPart(FrozenModel):
     Both are reported until the part is dropped, so a lost report loses no reason. `unsaved_s` is the work
     since the last checkpoint; `protection` is the checkpoint taken for an order with `protect`. `waiting` says
     what the part's rank that has waited longest waits for, since `waiting_since_s` (epoch). `events` are the
-    newest events of its workers; reports repeat them. `released_at_s` is when the devices of a released part became
+    newest events of its workers; reports repeat them. `ungranted`: the site's scheduler has not granted the devices
+    of a `ready` part yet, so that the part holds none. `released_at_s` is when the devices of a released part became
     free, by the clock of `AgentReport.clock_s`.
     """
 
@@ -186,6 +187,7 @@ class ObservedPart(FrozenModel):
     waiting: Annotated[str, Field(max_length=400)] = ""
     waiting_since_s: TimeS | None = None
     events: Annotated[tuple[PartEvent, ...], Field(max_length=MAX_PART_EVENTS)] = ()
+    ungranted: Annotated[bool, Field(exclude_if=operator.not_)] = False
     released_at_s: Annotated[TimeS | None, Field(exclude_if=_is_none)] = None
 
 

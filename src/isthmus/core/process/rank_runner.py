@@ -18,11 +18,13 @@ import contextlib
 import ctypes
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 POLL_S = 0.05
@@ -132,7 +134,7 @@ def take_folder(folder: str, owner: str) -> bool:
 
 def _wait(child: subprocess.Popen[bytes], folder: str, lease: Lease, signals: list[int]) -> int:
     """Return the status of the program; pass on signals, and end it with its hold."""
-    wanted, sent = Path(folder, "stop"), ""
+    wanted, sent, wait = Path(folder, "stop"), "", _waiter(child)
     while child.poll() is None:
         asked = ""
         with contextlib.suppress(OSError):
@@ -144,8 +146,16 @@ def _wait(child: subprocess.Popen[bytes], folder: str, lease: Lease, signals: li
         sent = asked
         while signals:
             _signal_group(child.pid, signals.pop())
-        time.sleep(POLL_S)
+        wait()
     return child.returncode if child.returncode >= 0 else 128 - child.returncode
+
+
+def _waiter(child: subprocess.Popen[bytes]) -> Callable[[], object]:
+    """Return what waits for the program's end, up to `WATCH_S`; a kernel without pidfd is asked more often."""
+    with contextlib.suppress(AttributeError, OSError):
+        end = os.pidfd_open(child.pid)
+        return lambda: select.select([end], [], [], WATCH_S)
+    return lambda: time.sleep(POLL_S)
 
 
 def _read_signal(file: Path) -> str:

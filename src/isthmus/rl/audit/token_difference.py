@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from isthmus.serve import DecodeRequest, draw_number
+from isthmus.serve import DecodeRequest, TokenDistribution, draw_number
 
 
 @dataclass(frozen=True)
@@ -33,20 +33,13 @@ def token_difference(
     `logits` [V] are float32. As each token is drawn by a number that seed, prompt, sample and position give, a token
     that an engine has chosen otherwise lies outside its interval, but for a probability of `draw`.
     """
-    scores = logits.astype(np.float64)
-    if request.temperature > 0:
-        scores /= request.temperature
-    highest = scores.max()
-    if not math.isfinite(highest):
-        raise ValueError(f"the largest logit is {highest}")
-    weights = np.exp(scores - highest)
-    sums = np.cumsum(weights)
-    recomputed = min(0.0, float(scores[token] - highest - math.log(sums[-1])))
+    found = TokenDistribution(logits, request.temperature)
+    weights, sums = found.weights, found.sums
     if request.temperature > 0:
         drawn = draw_number(request, position) * sums[-1]
         below = sums[token] - weights[token] - drawn
         draw = max(below, drawn - sums[token], 0.0) / sums[-1]
     else:
         draw = (weights.max() - weights[token]) / sums[-1]
-    apart = abs(log_probability - recomputed)
+    apart = abs(log_probability - found.log_probability(token))
     return TokenDifference(apart if math.isfinite(apart) else math.inf, float(draw))

@@ -15,13 +15,14 @@ from isthmus.core.job import Job
 from isthmus.core.job_parts.rl_job import RlConfig
 from isthmus.core.messages.worker_folder import WorkerSpec
 from isthmus.core.model_parts.routing_shape import RoutingShape
+from isthmus.core.process.gc_pause import collection_paused
 from isthmus.data import PromptSet, open_prompts
 from isthmus.rl.audit.choose_sample import is_chosen
 from isthmus.rl.audit.judge_sample import BF16_BOUNDS, FP32_BOUNDS
 from isthmus.rl.audit.trajectory_auditor import SampleClaim, TrajectoryAuditor, audit_or_say
+from isthmus.rl.environments.make_turn_taker import make_turn_taker
 from isthmus.rl.ledger.ledger_records import LedgerConfig
 from isthmus.rl.overlong_penalty import overlong_penalty
-from isthmus.rl.process.decode_quietly import decode_quietly
 from isthmus.rl.process.gather_policy import PolicyGatherer
 from isthmus.rl.process.log_probabilities import log_probabilities
 from isthmus.rl.process.open_links import open_links
@@ -33,10 +34,10 @@ from isthmus.rl.rollout.engine_messages import EngineOrder, SwitchVersion
 from isthmus.rl.rollout.engine_runner import EngineRunner
 from isthmus.rl.rollout.held_out_reward import held_out_reward
 from isthmus.rl.rollout.make_batch import make_batch, pack_batch, unpack_batch
-from isthmus.rl.rollout.make_turn_taker import make_turn_taker
 from isthmus.rl.rollout.message_link import MAX_CONTENT_BYTES
 from isthmus.rl.rollout.open_engine import engine_slots, open_engine, sampling_of
-from isthmus.rl.rollout.rollout_coordinator import Audit, RolloutCoordinator, RolloutLimits
+from isthmus.rl.rollout.rollout_coordinator import Audit, RolloutCoordinator
+from isthmus.rl.rollout.rollout_limits import RolloutLimits
 from isthmus.rl.rollout.rollout_store import RolloutStore
 from isthmus.rl.versions.version_store import VersionStore
 from isthmus.rl.versions.weights_stream import PolicyVersion
@@ -273,7 +274,7 @@ class PolicyMethod:
             if isinstance(order, SwitchVersion):
                 runner.stage(order.version, self._weights)
             runner.handle(order)
-        with decode_quietly():
+        with collection_paused():
             reports = runner.step()
         for report in reports:
             if problem := coordinator.report(self._engine_name, report):

@@ -14,7 +14,7 @@ from isthmus.comm.channel.link_keys import LinkKeys
 from isthmus.core.errors import InputError, IsthmusError
 from isthmus.core.messages.worker_folder import WorkerSpec
 from isthmus.core.plan_parts.rollout_place import RolloutPlace
-from isthmus.rl.process.decode_quietly import decode_quietly
+from isthmus.core.process.gc_pause import collection_paused
 from isthmus.rl.process.rollout_clock import RolloutClock
 from isthmus.rl.relay.relay_events import Version
 from isthmus.rl.rollout.chunk_sender import ChunkSender
@@ -166,7 +166,7 @@ class RolloutDecoder:
         """Decode a token of each sample and report."""
         if not runner.is_idle:
             self.clock.enter("decode")
-        with decode_quietly():
+        with collection_paused():
             reports = runner.step()
         for report in reports:
             if isinstance(report, TokensReport):

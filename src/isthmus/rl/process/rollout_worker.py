@@ -15,8 +15,8 @@ import torch
 
 from isthmus.core.errors import IsthmusError, PeerError, UnavailableError
 from isthmus.core.messages.worker_folder import WorkerFolder, WorkerSpec
-from isthmus.rl.process.decode_quietly import pin_cores
 from isthmus.rl.process.open_links import DIAL_TIMEOUT_S
+from isthmus.rl.process.pin_cores import pin_cores
 from isthmus.rl.process.rollout_decoder import RolloutDecoder
 from isthmus.rl.rollout.message_link import MessageLink
 from isthmus.rl.rollout.weights_exchange import RelaySource

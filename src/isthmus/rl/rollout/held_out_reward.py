@@ -8,12 +8,12 @@ import torch
 
 from isthmus.core.job import Job
 from isthmus.data import Prompt, PromptSet
+from isthmus.rl.environments.make_turn_taker import make_turn_taker
 from isthmus.rl.environments.turn_error import TurnError
 from isthmus.rl.environments.turn_taker import TurnTaker
 from isthmus.rl.ledger.ledger_records import ENVIRONMENT, TokenRange
 from isthmus.rl.rewards.reward_error import RewardError
 from isthmus.rl.rewards.reward_sum import RewardSum
-from isthmus.rl.rollout.make_turn_taker import make_turn_taker
 from isthmus.rl.rollout.open_engine import open_engine
 from isthmus.serve import DecodeEngine, DecodeRequest, SequenceKey, TokenDecoded
 

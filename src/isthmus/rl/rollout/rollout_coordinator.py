@@ -6,18 +6,15 @@ ledger handles it, and its instructions go out, all under one lock, so that orde
 
 from __future__ import annotations
 
-import math
 import threading
 from base64 import b64decode, b64encode
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from isthmus.core.errors import InputError
-from isthmus.core.model_parts.routing_shape import RoutingShape
 from isthmus.data import PromptSet
-from isthmus.rl.check_inputs import ROUNDING
 from isthmus.rl.environments.turn_taker import TurnTaker
 from isthmus.rl.kept.keep_trained import keep_trained
 from isthmus.rl.kept.kept_samples import KeptSamples
@@ -62,6 +59,7 @@ from isthmus.rl.rollout.engine_messages import (
     TokensReport,
     VersionReport,
 )
+from isthmus.rl.rollout.rollout_limits import RolloutLimits
 from isthmus.rl.rollout.rollout_store import RolloutStore
 from isthmus.rl.rollout.sample_scorer import SampleScorer
 from isthmus.rl.rollout.trajectory import Trajectory
@@ -72,22 +70,6 @@ MAX_USELESS_GROUPS = 64
 
 MAX_NAMES = 1000
 """Checkpoints whose weights' names are known, the last ones."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RolloutLimits:
-    """What a response may be: its most tokens, the vocabulary, and what is added to its reward by its length.
-
-    `stop_tokens` end a response; where they are known, one that goes on after them or ends early without them is no
-    sample. `owners` are all that decode. `routing` is the shape of what engines report where it is replayed.
-    """
-
-    max_response_tokens: int
-    vocab_size: int
-    penalty_of: Callable[[int], float]
-    stop_tokens: frozenset[int] = frozenset()
-    owners: frozenset[str] = frozenset()
-    routing: RoutingShape | None = None
 
 
 Audit = Callable[[SampleRecord, tuple[int, ...], Trajectory], tuple[str, str] | None]
@@ -200,7 +182,8 @@ class RolloutCoordinator:
                 case EndReport(failed=True):
                     self._apply(SampleFailed(engine=engine, sample=report.sample, lease=report.lease))
                 case EndReport():
-                    if problem := self._end_problem(report):
+                    sample, kept = self._ledger.find(report.sample), self._trajectories.get(report.sample)
+                    if problem := self._limits.end_problem(sample, kept, report):
                         self._apply(SampleFailed(engine=engine, sample=report.sample, lease=report.lease))
                         return problem
                     self._apply(
@@ -357,7 +340,7 @@ class RolloutCoordinator:
             match one:
                 case GenerateSample():
                     kept = self._trajectories.get(one.sample, Trajectory())
-                    if self._is_complete(one, kept):
+                    if self._limits.is_complete(self._ledger.find(one.sample), kept, one.num_tokens):
                         self._apply(
                             SampleEnded(
                                 engine=one.engine, sample=one.sample, lease=one.lease, num_tokens=one.num_tokens
@@ -410,7 +393,7 @@ class RolloutCoordinator:
         return routing_problem(self._limits.routing, report.routing, end, end if is_late else self._num_routed(kept))
 
     def _add_tokens(self, engine: str, report: TokensReport) -> str:
-        problem = self._problem(report) or self._routing_problem(report)
+        problem = self._limits.tokens_problem(report) or self._routing_problem(report)
         if problem:
             self._apply(SampleFailed(engine=engine, sample=report.sample, lease=report.lease))
             return problem
@@ -422,48 +405,6 @@ class RolloutCoordinator:
             tokens=list(report.tokens), log_probabilities=list(report.log_probabilities),
             **({"routing": b64encode(report.routing).decode()} if report.routing else {}),
         )  # fmt: skip
-        return ""
-
-    def _problem(self, report: TokensReport) -> str:
-        """Return what no engine of this model could have sampled, or ""."""
-        count = len(report.tokens)
-        if not count or count != len(report.log_probabilities):
-            return f"{count} tokens with {len(report.log_probabilities)} log-probabilities"
-        if not 0 <= report.start <= self._limits.max_response_tokens - count:
-            return f"tokens {report.start} to {report.start + count} of at most {self._limits.max_response_tokens}"
-        for token, value in zip(report.tokens, report.log_probabilities, strict=True):
-            if not 0 <= token < self._limits.vocab_size:
-                return f"token {token} in a vocabulary of {self._limits.vocab_size}"
-            if not (math.isfinite(value) and value <= ROUNDING):
-                return f"log-probability {value} of token {token}"
-        return ""
-
-    def _is_complete(self, wanted: GenerateSample, kept: Trajectory) -> bool:
-        """Return whether a response needs no token more: its engine reported the last one, and was lost before the end.
-
-        An observation that ends with an end token is answered.
-        """
-        sample = self._ledger.find(wanted.sample)
-        if sample is None or not sample.ranges:
-            return False
-        last = kept.tokens[wanted.num_tokens - 1]
-        return wanted.num_tokens >= self._limits.max_response_tokens or (
-            sample.ranges[-1].is_sampled and last in self._limits.stop_tokens
-        )
-
-    def _end_problem(self, report: EndReport) -> str:
-        """Return why a response cannot have ended, or ""."""
-        kept, stops = self._trajectories.get(report.sample), self._limits.stop_tokens
-        if kept is None or not stops or len(kept.tokens) != report.num_tokens:
-            return ""  # the ledger asks for what is missing
-        sample = self._ledger.find(report.sample)
-        observed = [one.end for one in sample.ranges if not one.is_sampled] if sample is not None else []
-        begun = max(observed, default=0)
-        at = next((place for place, token in enumerate(kept.tokens[begun:], begun + 1) if token in stops), None)
-        if at is not None and at < report.num_tokens:
-            return f"a response of {report.num_tokens} tokens goes on after the end token, number {at}"
-        if at is None and report.num_tokens < self._limits.max_response_tokens:
-            return f"a response ends after {report.num_tokens} tokens without an end token"
         return ""
 
     def _is_forged(self, wanted: ScoreSample, prompt_tokens: tuple[int, ...]) -> bool:

@@ -25,11 +25,6 @@ class AttentionTile:
     is_masked: bool = False
 
 
-def document_ends(position_ids: Sequence[int]) -> tuple[int, ...]:
-    """Return the ends of documents, 0 first (`cu_seqlens`), of tokens whose positions start at 0 in each document."""
-    return (0, *(at for at, one in enumerate(position_ids) if one == 0 and at > 0), len(position_ids))
-
-
 def attention_tiles(
     queries: SequenceShare, keys: SequenceShare, documents: Sequence[int], window: int | None = None
 ) -> tuple[AttentionTile, ...]:

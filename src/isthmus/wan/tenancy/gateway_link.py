@@ -68,11 +68,6 @@ class GatewayLink:
         """Whether the other gateway's heartbeats come."""
         return now_s - self._heard_s <= SILENCE_S
 
-    @property
-    def has_been_heard(self) -> bool:
-        """Whether a heartbeat has ever come."""
-        return self._last is not None
-
     def heartbeat(self, now_s: float) -> GatewayHeartbeat:
         """Return the next one to send."""
         self._number += 1

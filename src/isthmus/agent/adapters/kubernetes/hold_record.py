@@ -1,8 +1,8 @@
 """`HoldRecord`: what the agent knows of a hold on disk, written before anything is asked of the API server.
 
+Beside the files of every `HoldFolder`:
+
 hold.json      the request, the number of the present try, and once granted the pods and the cards of each rank
-lease          number of renewals and the lease in seconds; rewritten by each renewal
-released       the hold has ended, and its id is used up
 ranks/N        run folder of the keeper in the pod of rank N; starts are ordered there
 
 The courier carries `lease`, `released` and the orders to the pods, so they work without the API server.
@@ -11,12 +11,12 @@ The courier carries `lease`, `released` and the orders to the pods, so they work
 from __future__ import annotations
 
 import contextlib
-import fcntl
 from collections.abc import Iterator
 from pathlib import Path
 
 from pydantic import Field
 
+from isthmus.agent.adapters.hold_folder import HoldFolder
 from isthmus.agent.adapters.kubernetes.manifests import HoldPlan, hold_units
 from isthmus.agent.adapters.scheduler_adapter import ContainerNeed, Hold, HoldRequest
 from isthmus.core.base_model import FrozenModel
@@ -43,21 +43,8 @@ class HoldState(FrozenModel):
     nodes: tuple[str, ...] = ()
 
 
-class HoldRecord:
-    """The folder of the hold `hold_id` below `root`."""
-
-    def __init__(self, root: Path, hold_id: str) -> None:
-        self.id, self.path = hold_id, root / hold_id
-
-    @property
-    def is_released(self) -> bool:
-        """Whether the hold has ended."""
-        return (self.path / "released").exists()
-
-    def release(self) -> None:
-        """Use up the id: the keepers in its pods end, and nothing is created for it any more."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        (self.path / "released").touch()
+class HoldRecord(HoldFolder):
+    """The folder of a hold."""
 
     @property
     def is_cleared(self) -> bool:
@@ -71,14 +58,6 @@ class HoldRecord:
         else:
             (self.path / "cleared").unlink(missing_ok=True)
 
-    @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
-        """Be the only one that asks for this hold, also among agents that follow each other."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        with (self.path / "lock").open("ab") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
-
     def renew(self, request: HoldRequest) -> None:
         """Renew the lease; the first time also store the request and make the folders of its ranks."""
         if not (self.path / "hold.json").exists():
@@ -90,10 +69,7 @@ class HoldRecord:
             self.save(
                 HoldState(job=request.job, attempt=request.attempt, ranks=ranks, containers=containers, nodes=nodes)
             )
-        number = 0
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            number = int((self.path / "lease").read_text(encoding="ascii").split()[0])
-        write_atomically(self.path / "lease", f"{number + 1} {request.lease_s}\n")
+        self.renew_lease(request.lease_s)
 
     def state(self) -> HoldState | None:
         """Return what is stored, None before the first `renew`."""
@@ -125,15 +101,6 @@ class HoldRecord:
             id=self.id, claim=state.claim, job=state.job, attempt=state.attempt,
             units=hold_units(state.ranks, state.nodes), preempts=state.preempts, containers=state.containers,
         )  # fmt: skip
-
-
-@contextlib.contextmanager
-def alone_in(folder: Path) -> Iterator[None]:
-    """Be the only one that gives cards to the holds below `folder`, or starts workers from a rank's `folder`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("ab") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def uncleared_holds(root: Path) -> Iterator[HoldRecord]:

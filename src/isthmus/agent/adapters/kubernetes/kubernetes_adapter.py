@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from isthmus.agent.adapters.file_workers import FileWorkers
-from isthmus.agent.adapters.kubernetes.hold_record import HoldRecord, alone_in
+from isthmus.agent.adapters.kubernetes.hold_record import HoldRecord
 from isthmus.agent.adapters.kubernetes.kubernetes_checks import check_kubernetes, preempting_value
 from isthmus.agent.adapters.kubernetes.kubernetes_client import KubernetesClient
 from isthmus.agent.adapters.kubernetes.kubernetes_holds import KubernetesHolds, TicketOffice
@@ -39,6 +39,7 @@ from isthmus.agent.courier.start_file import write_start
 from isthmus.core.errors import InputError, UnavailableError
 from isthmus.core.messages.worker_folder import WorkerFolder, write_atomically
 from isthmus.core.pool_parts.group_topology import GroupTopology
+from isthmus.core.process.exclusive_lock import exclusive_lock
 
 
 class KubernetesAdapter(FileWorkers):
@@ -138,7 +139,7 @@ class KubernetesAdapter(FileWorkers):
             ours, theirs = (name or "the site's" for name in (rank.image, held))
             raise UnavailableError(f"the pods of the hold have image {theirs}, and {folder} now needs {ours}")
         keeper = record.rank_folder(number)
-        with alone_in(keeper):
+        with exclusive_lock(keeper / ".lock"):
             if not (keeper / f"{ORDER}{_order_name(folder)}").exists():
                 self._order_start(rank, folder, record, number)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from isthmus.agent.adapters.kubernetes import pod_keeper
-from isthmus.agent.adapters.kubernetes.hold_record import HoldRecord, HoldState, alone_in, known_holds, uncleared_holds
+from isthmus.agent.adapters.kubernetes.hold_record import HoldRecord, HoldState, known_holds, uncleared_holds
 from isthmus.agent.adapters.kubernetes.kubernetes_client import KubernetesClient
 from isthmus.agent.adapters.kubernetes.kubernetes_objects import (
     CLAIM_LABEL,
@@ -39,6 +39,7 @@ from isthmus.agent.adapters.kubernetes.watched_list import list_objects
 from isthmus.agent.adapters.scheduler_adapter import CardNode, Hold, HoldRequest
 from isthmus.agent.courier.start_file import write_start
 from isthmus.core.errors import ConflictError, InputError, IsthmusError, NotFoundError, UnavailableError
+from isthmus.core.process.exclusive_lock import exclusive_lock
 
 _LOOK_S = 0.1
 _MAX_UNBOUND_S = 60.0
@@ -241,7 +242,7 @@ class KubernetesHolds:
     def _grant(self, record: HoldRecord, state: HoldState, places: Sequence[PodInfo]) -> Hold:
         """Name the cards of each rank: numbers on its pod's node that no other hold has; Kubernetes names none."""
         nodes = {node.name: node for node in self._card_nodes()}
-        with alone_in(self._root):
+        with exclusive_lock(self._root / ".lock"):
             others = [one.granted() for one in known_holds(self._root) if one.id != record.id]
             taken = {card for hold in others if hold is not None for cards in hold.cards for card in cards}
             given = list[tuple[str, ...]]()

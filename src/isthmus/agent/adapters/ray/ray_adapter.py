@@ -7,7 +7,6 @@ ends and leases travel by the courier, so ranks start, stop and end while Ray's 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import threading
 from collections.abc import Iterator, Sequence
@@ -33,6 +32,7 @@ from isthmus.agent.courier.courier import Courier
 from isthmus.agent.courier.start_file import write_start
 from isthmus.core.errors import UnavailableError
 from isthmus.core.messages.worker_folder import WorkerFolder, write_atomically
+from isthmus.core.process.exclusive_lock import exclusive_lock
 
 
 class RayAdapter(FileWorkers):
@@ -204,9 +204,7 @@ class RayAdapter(FileWorkers):
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
         """Be the only one that changes holds, also among agents that follow each other."""
-        self._root.mkdir(parents=True, exist_ok=True)
-        with self._lock, (self._root / "lock").open("ab") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with self._lock, exclusive_lock(self._root / "lock"):
             yield
 
 

@@ -1,7 +1,8 @@
 """`RayHold`: what is known of a hold on disk.
 
+Beside the files of every `HoldFolder`, of which the couriers of its ranks carry the lease:
+
 request.json   the request, as first asked for, and the number of the holder job that holds it
-lease          number of renewals and the lease in seconds; the couriers of its ranks carry it
 granted.json   the cards of each rank
 released       when the hold ended, on the clock of which start of this machine; its id is used up
 """
@@ -10,8 +11,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-from pathlib import Path
 
+from isthmus.agent.adapters.hold_folder import HoldFolder
 from isthmus.agent.adapters.scheduler_adapter import Hold, HoldRequest
 from isthmus.core.messages.worker_folder import write_atomically
 from isthmus.core.process.boot_clock import boot_id, boot_time_s
@@ -20,16 +21,8 @@ END_MARGIN_S = 30.0
 """Beyond the lease: the longest that an answer of the courier is under way, and that processes take to end."""
 
 
-class RayHold:
-    """The folder of the hold `hold_id` below `root`."""
-
-    def __init__(self, root: Path, hold_id: str) -> None:
-        self.id, self.path = hold_id, root / hold_id
-
-    @property
-    def is_released(self) -> bool:
-        """Whether the hold has ended."""
-        return (self.path / "released").exists()
+class RayHold(HoldFolder):
+    """The folder of a hold."""
 
     def release(self) -> None:
         """Use up the id; what runs in the hold ends."""
@@ -41,15 +34,7 @@ class RayHold:
         if not (self.path / "request.json").exists():
             ranks = [(rank.node_group, rank.num_cards) for rank in request.ranks]
             write_atomically(self.path / "request.json", json.dumps({"ranks": ranks, "holder": holder}))
-        number, _ = self.lease()
-        write_atomically(self.path / "lease", f"{number + 1} {request.lease_s}\n")
-
-    def lease(self) -> tuple[int, float]:
-        """Return the number of renewals and the lease in seconds."""
-        with contextlib.suppress(OSError, ValueError):
-            number, lease_s = (self.path / "lease").read_text(encoding="ascii").split()
-            return int(number), float(lease_s)
-        return 0, 0.0
+        self.renew_lease(request.lease_s)
 
     def ranks(self) -> list[tuple[str, int]]:
         """Return node group and number of cards of each rank; none for an unknown hold."""

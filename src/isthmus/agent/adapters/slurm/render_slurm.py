@@ -15,7 +15,7 @@ from isthmus.agent.adapters.rendered_hold import (
     shown_words,
     variable_settings,
 )
-from isthmus.agent.adapters.slurm.slurm_holds import RUNNER, HoldFolder
+from isthmus.agent.adapters.slurm.slurm_holds import RUNNER, SlurmHold
 from isthmus.agent.adapters.slurm.slurm_site import SlurmSite
 from isthmus.agent.adapters.slurm.slurm_starts import KEEP, STEP, keeper_arguments, step_arguments
 from isthmus.render import Setting
@@ -35,7 +35,7 @@ def render_slurm(site: SlurmSite, part: PartRequest) -> RenderedHold:
     Raises `InputError` for a node group that `site.yaml` does not name.
     """
     request, units = part.request, site.units(part.request)
-    folder = HoldFolder(Path(STATE_FOLDER) / "holds", request.id)
+    folder = SlurmHold(Path(STATE_FOLDER) / "holds", request.id)
     head = _HEAD.format(job=request.job, attempt=request.attempt, cluster=site.cluster.name)
     lines = [f"{head}export RUNNER={shlex.quote(' '.join(shown_words(RUNNER)))}"]
     for at, unit in enumerate(units):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from isthmus.agent.adapters.scheduler_adapter import Hold, HoldRequest
 from isthmus.agent.adapters.slurm.slurm_commands import SlurmCommands
-from isthmus.agent.adapters.slurm.slurm_holds import HoldFolder
+from isthmus.agent.adapters.slurm.slurm_holds import SlurmHold
 from isthmus.agent.adapters.slurm.slurm_output import ENDED_STATES, parse_allocation
 from isthmus.agent.adapters.slurm.slurm_scripts import SlurmScripts
 from isthmus.agent.adapters.slurm.slurm_site import SlurmSite
@@ -31,9 +31,9 @@ class SlurmAllocations:
         self._site, self._commands, self._view, self._scripts, self._root = site, commands, view, scripts, root
         self._missing: dict[str, str] = {}
 
-    def folder(self, hold_id: str) -> HoldFolder:
+    def folder(self, hold_id: str) -> SlurmHold:
         """Return the folder of a hold."""
-        return HoldFolder(self._root, hold_id)
+        return SlurmHold(self._root, hold_id)
 
     def acquire(self, request: HoldRequest, *, preempts: bool) -> Hold:
         """Renew the lease of a hold; ask for its allocations unless Slurm has them. A new hold needs no search."""
@@ -84,7 +84,7 @@ class SlurmAllocations:
                 return job, cards
         return None
 
-    def _look_for(self, folder: HoldFolder) -> Hold | None:
+    def _look_for(self, folder: SlurmHold) -> Hold | None:
         """Look once; return the hold if Slurm has all its allocations or is known to have granted them."""
         self._view.jobs()
         return self._hold(folder.id)
@@ -116,7 +116,7 @@ class SlurmAllocations:
         self._missing[hold_id] = epoch
         return known[1]
 
-    def _grant(self, folder: HoldFolder, jobs: list[int]) -> Hold:
+    def _grant(self, folder: SlurmHold, jobs: list[int]) -> Hold:
         """Find out which cards each rank of a running hold has, and store them."""
         ranks = folder.ranks()
         cards: dict[int, tuple[str, ...]] = {}
@@ -138,7 +138,7 @@ class SlurmAllocations:
         return Hold(id=folder.id, state="granted", cards=found)
 
     def _ask(
-        self, folder: HoldFolder, units: list[tuple[str, int, list[int]]], nodes: list[str], *, preempts: bool
+        self, folder: SlurmHold, units: list[tuple[str, int, list[int]]], nodes: list[str], *, preempts: bool
     ) -> None:
         """Start `salloc` for each allocation; without preemption it gives up soon."""
         environment = keeper_environment(self._commands.variables)
@@ -147,7 +147,7 @@ class SlurmAllocations:
             arguments = keeper_arguments(self._site, folder, number, unit, preempts=preempts, nodes=nodes)
             self._scripts.start(folder.path, KEEP, arguments, environment)
 
-    def _take_answers(self, folder: HoldFolder, num_units: int) -> Hold | None:
+    def _take_answers(self, folder: SlurmHold, num_units: int) -> Hold | None:
         """Wait for the answers; keep all allocations or none."""
         texts = [self._answer(folder.said(number)) for number in range(num_units)]
         granted = [found for found in map(_GRANTED.search, texts) if found is not None]
@@ -170,7 +170,7 @@ class SlurmAllocations:
             pause.wait(_ANSWER_POLL_S)
         return ""
 
-    def _cancel(self, folder: HoldFolder, num_units: int) -> None:
+    def _cancel(self, folder: SlurmHold, num_units: int) -> None:
         names = ",".join(folder.job_name(number) for number in range(num_units))
         self._commands.run("scancel", f"--user={os.geteuid()}", f"--name={names}")
 

@@ -1,20 +1,20 @@
-"""`HoldFolder`: what is known of a hold on disk, in a folder that the nodes see.
+"""`SlurmHold`: what is known of a hold on disk, in a folder that the nodes see.
+
+Beside the files of every `HoldFolder`:
 
 request.json   the request, as first asked for
-lease          number of renewals and the lease in seconds; rewritten by each renewal
 granted.json   the allocations and the cards of each rank, once Slurm has granted them
-released       the hold has ended, and its id is used up
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import sys
-from collections.abc import Iterator, Set
+from collections.abc import Set
 from pathlib import Path
 
+from isthmus.agent.adapters.hold_folder import HoldFolder
 from isthmus.agent.adapters.scheduler_adapter import Hold, HoldRequest
 from isthmus.core.messages.worker_folder import write_atomically
 from isthmus.core.process import rank_runner
@@ -24,16 +24,8 @@ JOB_PREFIX = "isthmus-"
 RUNNER = (sys.executable, "-I", "-S", "-B", rank_runner.__file__)
 
 
-class HoldFolder:
-    """The folder of the hold `hold_id` below `root`."""
-
-    def __init__(self, root: Path, hold_id: str) -> None:
-        self.id, self.path = hold_id, root / hold_id
-
-    @property
-    def is_released(self) -> bool:
-        """Whether the hold has ended."""
-        return (self.path / "released").exists()
+class SlurmHold(HoldFolder):
+    """The folder of a hold."""
 
     def job_name(self, number: int) -> str:
         """Return the name of the allocation `number` of the hold."""
@@ -43,19 +35,6 @@ class HoldFolder:
         """Return the file with what `salloc` says of the allocation `number`."""
         return self.path / f"salloc.{number}"
 
-    def release(self) -> None:
-        """Use up the id: whatever watches the lease ends it, and no allocation is made for it any more."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        (self.path / "released").touch()
-
-    @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
-        """Be the only one that asks for this hold, also among agents that follow each other."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        with (self.path / "lock").open("ab") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
-
     def renew(self, request: HoldRequest) -> bool:
         """Renew the lease; the first time also store the request. Return whether it is the first time."""
         is_new = not (self.path / "request.json").exists()
@@ -63,10 +42,7 @@ class HoldFolder:
             ranks = [(rank.node_group, rank.num_cards) for rank in request.ranks]
             text = {"job": request.job, "attempt": request.attempt, "ranks": ranks}
             write_atomically(self.path / "request.json", json.dumps(text))
-        number = 0
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            number = int((self.path / "lease").read_text(encoding="ascii").split()[0])
-        write_atomically(self.path / "lease", f"{number + 1} {request.lease_s}\n")
+        self.renew_lease(request.lease_s)
         return is_new
 
     def ranks(self) -> list[tuple[str, int]]:

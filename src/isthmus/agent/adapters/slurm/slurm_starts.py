@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from isthmus.agent.adapters.slurm.slurm_holds import RUNNER, HoldFolder
+from isthmus.agent.adapters.slurm.slurm_holds import RUNNER, SlurmHold
 from isthmus.agent.adapters.slurm.slurm_site import SlurmSite
 
 IMMEDIATE_S = 2
@@ -41,7 +41,7 @@ ended=$1; shift
 
 def keeper_arguments(
     site: SlurmSite,
-    folder: HoldFolder,
+    folder: SlurmHold,
     number: int,
     unit: tuple[str, int, list[int]],
     *,
@@ -67,7 +67,7 @@ def keeper_environment(variables: dict[str, str]) -> dict[str, str]:
 
 def step_arguments(
     folder: Path,
-    hold: HoldFolder,
+    hold: SlurmHold,
     *,
     job: str,
     node: str,

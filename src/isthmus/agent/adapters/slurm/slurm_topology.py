@@ -59,7 +59,6 @@ class _Tree:
             name: [] if self._below[name] else _expanded(own, at)
             for at, (name, (own, _)) in enumerate(switches.items(), 1)
         }
-        self._height: dict[str, int] = {}
 
     def height(self, name: str) -> int:
         """Return how many switches are below a switch, one below the other: 0, 1, or 2 for more."""

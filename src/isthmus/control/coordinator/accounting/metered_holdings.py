@@ -38,8 +38,9 @@ def metered_holdings(state: PoolState, job: JobRecord) -> list[Holding]:
         found.append(
             _holding(
                 part.attempt, part.cluster, owner_of_part(state, part), "waiting" if late else _phase(job, part),
-                tuple(part.chips.items()), tuple(part.borrowed.items()) if part.borrowed else (), part.storage_bytes,
-                late, not state.clusters[part.cluster].connected,
+                () if part.ungranted else tuple(part.chips.items()),
+                tuple(part.borrowed.items()) if part.borrowed else (), part.storage_bytes, late,
+                not state.clusters[part.cluster].connected,
             )
         )  # fmt: skip
     if job.allocated_kbps:

@@ -28,7 +28,6 @@ from isthmus.core.errors import AuthError, NotFoundError
 
 SIGN_IN_S = 600.0
 """How long a person may take at the provider."""
-MAX_CODE_CHARS = 4_096
 
 
 class BegunSignIn(NamedTuple):

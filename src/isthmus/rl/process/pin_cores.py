@@ -1,31 +1,17 @@
-"""`decode_quietly`: keeps the garbage collector and other cores away from the steps of an engine.
+"""`pin_cores`: keeps the process of an engine on cores of its own.
 
-Source: `long-sequence-rl.txt`, 2.2.4: a collection in one process delays its launches, and with them all that wait for
-it; and a process that moves between cores and NUMA nodes loses what they have cached.
+Source: `long-sequence-rl.txt`, 2.2.4: a process that moves between cores and NUMA nodes loses what they have cached.
 """
 
 from __future__ import annotations
 
-import gc
 import os
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 NODES = Path("/sys/devices/system/node")
 _MAX_LIST_BYTES = 1 << 16
-
-
-@contextmanager
-def decode_quietly() -> Iterator[None]:
-    """Collect no garbage inside; what has gathered is collected after a step, where nothing waits for it."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def choose_cores(

@@ -1,27 +1,13 @@
-"""Rules of what keeps an engine's steps undisturbed: no garbage collection inside, and cores of its own."""
+"""Rules of the cores of an engine's process."""
 
 from __future__ import annotations
 
-import gc
 from pathlib import Path
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.rl.process.decode_quietly import choose_cores, decode_quietly, read_nodes
-
-
-def test_no_garbage_is_collected_in_a_step_and_it_is_afterwards() -> None:
-    """Also after a step that raised; a collector that was off stays off."""
-    with decode_quietly():
-        assert not gc.isenabled()
-    assert gc.isenabled()
-    with pytest.raises(ZeroDivisionError), decode_quietly():
-        1 / gc.isenabled()
-    with decode_quietly(), decode_quietly():
-        pass
-    assert gc.isenabled()
+from isthmus.rl.process.pin_cores import choose_cores, read_nodes
 
 
 def test_ranks_get_cores_of_one_node() -> None:
