@@ -10,7 +10,7 @@ READY := $(VENV)/ready
 WORKERS ?= $(shell n=$$(nproc); echo $$((n > 4 ? 5 : n + 1)))
 PYTEST := $(BIN)/python -m pytest -p xdist.plugin --numprocesses $(WORKERS) --dist worksteal --slowest-files 25
 
-.PHONY: help setup demo test whole fuzz unit lint types contracts house audit mutants docs bench kubernetes clean
+.PHONY: help setup native demo test whole fuzz unit lint types contracts house audit mutants docs bench kubernetes clean
 
 # Of the sources each process that the tests start would otherwise make its own bytecode.
 test whole fuzz unit: export PYTHONDONTWRITEBYTECODE =
@@ -25,6 +25,9 @@ $(READY): pyproject.toml constraints.txt scripts/setup.sh
 	scripts/setup.sh
 
 setup: $(READY)  ## make .venv with isthmus in it
+
+native: $(READY)  ## compile the gateway's state machine, which its process then uses; needs a C++ compiler
+	$(BIN)/python scripts/build_native.py
 
 demo: $(RUNS)  ## train a small model across three emulated clusters and show the result
 	@$(BIN)/isthmus demo

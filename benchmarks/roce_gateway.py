@@ -1,11 +1,11 @@
 """RoCEv2 across a long link, through gateways and without: `python -m benchmarks.roce_gateway`.
 
 Queue pairs of NICs in user space over 1 Gbit/s with a queue of one bandwidth-delay product, payload of 1,024 bytes, on
-a virtual clock, so that other load changes only the parts `added` and `cpu`. The peer is the same NICs without a
-gateway: go-back-N with a resend time above the round trip, which favours it, and a window of 8 MiB where none is named.
-The ceiling is the link's rate less all headers. `choice` has 0.2 Gbit/s, what a gateway in Python carries: NICs alone
-send at 98 % of their share of it, and TCP is not played but counted by the formula of emulated links (BBR). `--json`,
-`--quick`, `--only PART`.
+a virtual clock, so that other load changes only the parts `added` and `cpu`; `cpu` has native rows where `make native`
+was run. The peer is the same NICs without a gateway: go-back-N with a resend time above the round trip, which favours
+it, and a window of 8 MiB where none is named. The ceiling is the link's rate less all headers. `choice` has 0.2 Gbit/s,
+what a gateway in Python carries: NICs alone send at 98 % of their share of it, and TCP is not played but counted by the
+formula of emulated links (BBR). `--json`, `--quick`, `--only PART`.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from isthmus.wan.roce.gateway.gateway_events import (
     SendToNic,
     Tick,
 )
+from isthmus.wan.roce.gateway.make_gateway import native_gateway
 from isthmus.wan.roce.roce_opcodes import Opcode
 from isthmus.wan.roce.roce_packet import AethHeader
 from isthmus.wan.roce.roce_view import view_frame
@@ -157,9 +158,9 @@ def congestion_rows(quick: bool) -> Iterator[Row]:
 class CpuLab:
     """Two gateways and what they spend: `READ_AT_ONCE` frames or datagrams are one event, as a shell reads them."""
 
-    def __init__(self) -> None:
+    def __init__(self, form: type[Gateway]) -> None:
         settings = GatewaySettings(link_gbps=1000, nic_gbps=1000, acknowledge_near=True, round_trip_s=0.01)
-        self.near, self.far, self.now_s = Gateway(settings, 1), Gateway(settings, 2), 0.0
+        self.near, self.far, self.now_s = form(settings, 1), form(settings, 2), 0.0
         self.spent = {self.near: 0.0, self.far: 0.0}
 
     def settle(self, frames: Sequence[bytes]) -> None:
@@ -184,35 +185,24 @@ class CpuLab:
 
 
 def cpu_rows(quick: bool) -> Iterator[Row]:
-    """Packets in a CPU second of one gateway, ten thousand queue pairs: one a message, and 32 a message."""
+    """Packets in a CPU second of one gateway, ten thousand queue pairs: one a message, and 32 a message.
+
+    The forms are those of `make native`, where it was run, and Python.
+    """
     num_pairs, rounds = (2_000, 3) if quick else (10_000, 5)
-    collected = gc.get_threshold()
-    for num_packets, share, aim in ((1, 1, 60_000), (32, 32, 300_000)):
-        lab, num_used = CpuLab(), num_pairs // share
-        lab.settle([])
-        lab.settle([message(number, 0, 1) for number in range(num_pairs)])
-        gc.collect()
-        gc.freeze()
-        gc.set_threshold(GC_THRESHOLD)
-        results = []
-        for turn in range(rounds):
-            first = (1 + num_packets * turn) if share == 1 else 1
-            pairs = range(num_used) if share == 1 else range(turn * num_used, (turn + 1) * num_used)
-            frames = [
-                message(number, first + place, num_packets, place) for number in pairs for place in range(num_packets)
-            ]
-            lab.spent = dict.fromkeys(lab.spent, 0.0)
-            lab.settle(frames)
-            results.append([len(frames) / spent for spent in lab.spent.values()])
-        gc.unfreeze()
-        gc.set_threshold(*collected)
-        for place, name in enumerate(("near", "far")):
-            value = statistics.median(one[place] for one in results)
-            yield Row(
-                what=f"packets in a CPU s of the {name} gateway, {num_pairs:,} queue pairs, messages of {num_packets} "
-                "with their answers",
-                ours=value, unit="1/s", target=f"{aim:,}", met=value >= aim,
-            )  # fmt: skip
+    native = native_gateway()
+    forms: list[tuple[str, type[Gateway], tuple[int, int]]] = [("Python", Gateway, (60_000, 300_000))]
+    if native is not None:
+        forms.append(("native", native, (250_000, 1_000_000)))
+    for form, kind, aims in forms:
+        for (num_packets, share), aim in zip(((1, 1), (32, 32)), aims, strict=True):
+            found = _rates(CpuLab(kind), num_pairs, rounds, num_packets, share)
+            for name, value in zip(("near", "far"), found, strict=True):
+                yield Row(
+                    what=f"packets in a CPU s of the {name} gateway, {form}, {num_pairs:,} queue pairs, messages of "
+                    f"{num_packets} with their answers",
+                    ours=value, unit="1/s", target=f"{aim:,}", met=value >= aim,
+                )  # fmt: skip
     frames = [message(number, 0, 1) for number in range(num_pairs)]
     yield Row(
         what="bound of any Python: recv, struct, a look-up in a dict and sendto of a frame, nothing else", unit="1/s",
@@ -220,6 +210,28 @@ def cpu_rows(quick: bool) -> Iterator[Row]:
     )  # fmt: skip
     yield Row(what="bound: headers of a frame read, both CRCs checked, nothing else", ours=viewed_in_a_cpu_s(frames),
               unit="1/s")  # fmt: skip
+
+
+def _rates(lab: CpuLab, num_pairs: int, rounds: int, num_packets: int, share: int) -> list[float]:
+    """Return the packets in a CPU second of both gateways, medians of `rounds`, each with 1/`share` of the pairs."""
+    collected, num_used, results = gc.get_threshold(), num_pairs // share, []
+    lab.settle([])
+    lab.settle([message(number, 0, 1) for number in range(num_pairs)])
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(GC_THRESHOLD)
+    for turn in range(rounds):
+        first = (1 + num_packets * turn) if share == 1 else 1
+        pairs = range(num_used) if share == 1 else range(turn * num_used, (turn + 1) * num_used)
+        frames = [
+            message(number, first + place, num_packets, place) for number in pairs for place in range(num_packets)
+        ]
+        lab.spent = dict.fromkeys(lab.spent, 0.0)
+        lab.settle(frames)
+        results.append([len(frames) / spent for spent in lab.spent.values()])
+    gc.unfreeze()
+    gc.set_threshold(*collected)
+    return [statistics.median(one[place] for one in results) for place in range(2)]
 
 
 def _runs(items: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
@@ -267,7 +279,7 @@ def added_rows(quick: bool) -> Iterator[Row]:
 
 def frame_rows(quick: bool) -> Iterator[Row]:
     """Random packets, IPv4 and IPv6 by turns, as scapy's roce layer builds them."""
-    rng, count = Random(20), 2_000 if quick else 200_000
+    rng, count = Random(20), 2_000 if quick else 1_000_000
     wrong = 0
     for number in range(count):
         packet = some_packet(rng, six=number % 2 == 1)

@@ -5,7 +5,9 @@ bandwidth-delay product. The ends use cubic, the host's default; the peers are t
 haproxy at both sites with BBR between the two, in the clear. The bound is a pair of processes that only read, seal and
 write (`benchmarks/_wan_relay.py`): what the kernel and the cipher cost here for the same bytes. A message of 1 MB is
 answered with one byte; the first ten, on a connection that starts, do not count. Needs root; haproxy's rows need
-haproxy (`apt install haproxy`). `--json`, `--quick`, `--only LOSS`, such as `0.01`.
+haproxy (`apt install haproxy`). `cuts` breaks, stops and refuses the legs by seed, every few seconds for 30 minutes: of
+two engines on a virtual clock, and of two `isthmus proxy` on loopback, without root. `--json`, `--quick`,
+`--only PART`, such as `0.01` or `cuts`.
 """
 
 from __future__ import annotations
@@ -25,12 +27,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks._proxy_cuts import cut_rows
 from benchmarks.table import Row, compared, print_rows, run_parts
 from benchmarks.wan_links import cpu_s, pool_of
 from isthmus.core.errors import UnavailableError
 from isthmus.wan.netns import Namespaces, effective_capabilities, emulated_namespaces, unavailable_reason
 
 LOSSES = {"0": 0.0, "0.001": 0.001, "0.01": 0.01}
+CUTS = "cuts"
 LEG_PORT = 7400
 TRAFFIC_LIMIT_S = 300
 ROUND_TRIP_MS = 40.0
@@ -243,13 +247,17 @@ def main() -> None:
     """Print the rows, a part for each loss."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true", help="print one JSON object per row")
-    parser.add_argument("--quick", action="store_true", help="one short round, without loss and at 1 %%")
-    parser.add_argument("--only", nargs="+", choices=LOSSES, metavar="LOSS", help="only these losses")
+    parser.add_argument(
+        "--quick", action="store_true", help="one short round, without loss and at 1 %%; a minute of cuts"
+    )
+    parser.add_argument("--only", nargs="+", choices=[*LOSSES, CUTS], metavar="PART", help="only these losses, or cuts")
     options = parser.parse_args()
-    if why := unavailable_reason(effective_capabilities()):
+    chosen = options.only or [name for name in (*LOSSES, CUTS) if name != "0.001" or not options.quick]
+    if chosen != [CUTS] and (why := unavailable_reason(effective_capabilities())):
         raise SystemExit(f"benchmarks.wan_proxy: {why}")
-    chosen = options.only or [name for name in LOSSES if name != "0.001" or not options.quick]
-    parts = {f"loss {loss:.1%}": partial(rows, loss, options.quick) for loss in (LOSSES[name] for name in chosen)}
+    parts = {f"loss {LOSSES[one]:.1%}": partial(rows, LOSSES[one], options.quick) for one in chosen if one != CUTS}
+    if CUTS in chosen:
+        parts[CUTS] = partial(cut_rows, options.quick)
     print_rows(run_parts(parts, parts), options.json)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -68,7 +69,10 @@ class GatewayLab:
         link: Line | None = None,
         lan: Line | None = None,
         far_lan: Line | None = None,
+        make: Callable[[GatewaySettings, int], Any] = Gateway,
     ) -> None:
+        """`make` makes the gateways, of either form."""
+        self._make = make
         self.rng, self.now_s = Random(seed), 0.0
         self.settings = settings or GatewaySettings(link_gbps=1, nic_gbps=10)
         self.link = link or Line()
@@ -227,4 +231,5 @@ class GatewayLab:
             self._later(at_s, event)
 
     def _gateway(self) -> Gateway:
-        return Gateway(self.settings, self.rng.randrange(1, 2**32))
+        made: Gateway = self._make(self.settings, self.rng.randrange(1, 2**32))
+        return made

@@ -78,6 +78,7 @@ class TunnelLab:
         self._cut, self._repeat, self._reorder, self._refuse = cut_probability, repeat_probability, reorder, refuse
         self._legs: set[int] = set()
         self._up_s: dict[int, float] = {}
+        """When both sides have a leg; what comes on it before then waits in its socket."""
         self._order: dict[tuple[int, int], float] = defaultdict(float)
         self._queue: list[tuple[float, int, int, TunnelEvent]] = []
         self._count, self._names = itertools.count(), itertools.count()
@@ -90,6 +91,11 @@ class TunnelLab:
         self.handle(NEAR, OpenStream(stream, f"10.0.0.2:{7000 + stream % 100}"))
         return stream
 
+    @property
+    def legs(self) -> list[int]:
+        """Legs that stand."""
+        return sorted(self._legs)
+
     def cut(self, leg: int) -> None:
         """Break a leg: what is on its way is lost, and both sides notice at some time."""
         if leg in self._legs:
@@ -100,7 +106,7 @@ class TunnelLab:
 
     def cut_all(self) -> None:
         """Break every leg."""
-        for leg in sorted(self._legs):
+        for leg in self.legs:
             self.cut(leg)
 
     def run(self, until_s: float = 1e4) -> None:

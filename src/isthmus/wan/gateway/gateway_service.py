@@ -16,7 +16,6 @@ from isthmus.wan.dial import format_address
 from isthmus.wan.gateway.gateway_config import FarSite, GatewayConfig, Network
 from isthmus.wan.gateway.nic_port import NicPort, TunNics, UdpNics, bind_udp
 from isthmus.wan.gateway.sealed_link import Opened, SealedLink, SendDatagram
-from isthmus.wan.roce.gateway.gateway import Gateway
 from isthmus.wan.roce.gateway.gateway_events import (
     GatewayEvent,
     LinkDatagrams,
@@ -25,6 +24,7 @@ from isthmus.wan.roce.gateway.gateway_events import (
     SendToNic,
     Tick,
 )
+from isthmus.wan.roce.gateway.make_gateway import make_gateway, native_gateway
 
 MAX_READ = 64
 """Frames or datagrams that are read before timers are looked at."""
@@ -37,7 +37,7 @@ class _Site:
 
     def __init__(self, name: str, far: FarSite, config: GatewayConfig) -> None:
         self.name, self.networks = name, far.networks
-        self.gateway = Gateway(far.settings or config.settings, secrets.randbelow(2**32 - 1) + 1)
+        self.gateway = make_gateway(far.settings or config.settings, secrets.randbelow(2**32 - 1) + 1)
         self.link = SealedLink(far.key, (config.site, name), far.address, lambda: secrets.randbits(32))
         self.num_unsent = 0
 
@@ -108,6 +108,7 @@ class GatewayService:
         ]
         return {
             "site": self.config.site,
+            "datapath": "python" if native_gateway() is None else "native",
             "frames_refused": self._num_refused,
             "strangers": self._num_strangers,
             "links": links,

@@ -45,7 +45,7 @@ class ReplyTemplate:
         }
         ack = build_roce(RocePacket(opcode=Opcode.ACKNOWLEDGE, aeth=AethHeader(ACK, 0), **fields))
         end = genuine.base + 8
-        self._head, self._head_crc = ack[:end], crc_of_head(ack, end)
+        self.head, self.head_crc = ack[:end], crc_of_head(ack, end)
         cnp = RocePacket(opcode=Opcode.CNP, reserved_bits=BECN, payload=bytes(CNP_BYTES), **fields)
         self.cnp = build_roce(cnp)
         """A congestion notification packet for the requester."""
@@ -53,4 +53,4 @@ class ReplyTemplate:
     def acknowledge(self, psn: int, message: int, syndrome: int = ACK) -> bytes:
         """Return an acknowledgement, or a NAK by its syndrome."""
         tail = _TAIL.pack(psn, syndrome << 24 | message)
-        return self._head + tail + _CRC.pack(zlib.crc32(tail, self._head_crc))
+        return self.head + tail + _CRC.pack(zlib.crc32(tail, self.head_crc))
