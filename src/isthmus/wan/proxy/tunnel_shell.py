@@ -115,6 +115,9 @@ class TunnelShell:
     def handle(self, event: TunnelEvent) -> None:
         """Pass an event to the tunnel, after those that wait, and carry out what it says."""
         self._events.append(event)
+        self._handle_waiting()
+
+    def _handle_waiting(self) -> None:
         if self._is_handling:
             return
         self._is_handling = True
@@ -137,8 +140,9 @@ class TunnelShell:
             leg.close()
             return
         self._legs[number] = leg
+        self._events.append(LegUp(number, index, leg.max_payload_bytes))  # goes before what came before the start
         leg.start(_LegOwner(self, number))
-        self.handle(LegUp(number, index, leg.max_payload_bytes))
+        self._handle_waiting()
 
     def leg_ready(self, number: int) -> None:
         """Let a leg take a frame, once the rate of all permits it."""
