@@ -1,8 +1,12 @@
-"""What a pair of gateway processes adds to the way of a frame, on loopback: their time, and nothing of a network's."""
+"""What a pair of gateway processes adds to the way of a frame, on loopback: their time, and nothing of a network's.
+
+Beside them is a pair of processes that only forward: what the kernel and the interpreter take to be there at all.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import ipaddress
 import multiprocessing
 import secrets
@@ -11,26 +15,35 @@ import socket
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from typing import Any, NamedTuple
 
+from benchmarks._roce_bound import flow_key
 from isthmus.wan.dial import parse_address
 from isthmus.wan.gateway.gateway_config import Address, FarSite, GatewayConfig
 from isthmus.wan.gateway.gateway_service import GatewayService
 from isthmus.wan.gateway.nic_port import bind_udp
+from isthmus.wan.gateway.run_gateway import GC_THRESHOLD
 from isthmus.wan.roce.gateway.gateway_settings import GatewaySettings
 
 NETWORKS = {"near": [ipaddress.ip_network("10.1.0.0/16")], "far": [ipaddress.ip_network("10.2.0.0/16")]}
 NICS = {"near": "10.1.0.1", "far": "10.2.0.1"}
-WAIT_S = 5.0
+WAIT_S = 0.5
 GAP_S = 1e-3
 
 
-def times_on_the_way(
-    settings: GatewaySettings, frames: list[bytes], answer: Callable[[bytes], bytes]
-) -> tuple[list[float], list[float]]:
-    """Return the seconds of each frame through two gateways, and those of the same frames in plain datagrams."""
+class Ways(NamedTuple):
+    """Seconds of each frame on its way from NIC to NIC."""
+
+    gateways: list[float]
+    forwarders: list[float]
+    direct: list[float]
+
+
+def times_on_the_way(settings: GatewaySettings, frames: list[bytes], answer: Callable[[bytes], bytes]) -> Ways:
+    """Send each frame three ways in turn, so that other load meets all alike: the machine's pauses are in each."""
     near, far = bind_udp(("127.0.0.1", 0)), bind_udp(("127.0.0.1", 0))
-    key, processes = secrets.token_bytes(32), []
-    fork = multiprocessing.get_context("fork")
+    key, processes = secrets.token_bytes(32), list[BaseProcess]()
     try:
         places: dict[str, Address] = {}
         dialled: Address | None = None
@@ -40,39 +53,45 @@ def times_on_the_way(
                 sites={other: FarSite(key=key, networks=NETWORKS[other], address=dialled)}, settings=settings,
                 frames=("127.0.0.1", 0), nics={NICS[site]: nic.getsockname()},
             )  # fmt: skip
-            ours, theirs = fork.Pipe()
-            process = fork.Process(target=_serve, args=(config, theirs), daemon=True)
-            process.start()
-            processes.append(process)
-            dialled, places[site] = ours.recv()
-        through = [_send(near, places["near"], far, frame, answer, places["far"]) for frame in frames]
-        direct = [_send(near, far.getsockname(), far, frame, None, None) for frame in frames]
+            dialled, places[site] = _start(processes, _serve, config)
+        forwarder = _start(processes, _forward, _start(processes, _forward, far.getsockname()))
+        direct, ways = far.getsockname(), Ways([], [], [])
+        for frame in frames:
+            ways.gateways.append(_send(near, places["near"], far, frame))
+            for found in _drain(far):
+                far.sendto(answer(found), places["far"])
+            time.sleep(GAP_S)
+            for place, times in ((forwarder, ways.forwarders), (direct, ways.direct)):
+                times.append(_send(near, place, far, frame))
+                _drain(far)
+                time.sleep(GAP_S)
     finally:
         for process in processes:
             process.kill()
             process.join()
         near.close()
         far.close()
-    return through, direct
+    return ways
 
 
-def _send(
-    near: socket.socket, place: Address, far: socket.socket, frame: bytes,
-    answer: Callable[[bytes], bytes] | None, back: Address | None,
-) -> float:  # fmt: skip
+def _start(processes: list[BaseProcess], run: Callable[..., None], what: object) -> Any:
+    """Start a process that runs `run(what, connection)`; return what it says first."""
+    fork = multiprocessing.get_context("fork")
+    ours, theirs = fork.Pipe()
+    process = fork.Process(target=run, args=(what, theirs), daemon=True)
+    process.start()
+    processes.append(process)
+    return ours.recv()
+
+
+def _send(near: socket.socket, place: Address, far: socket.socket, frame: bytes) -> float:
+    """Return the seconds of a frame to `far`, sent again while the link is not open yet."""
     _drain(near)
-    start_s = time.monotonic()
     while True:
+        start_s = time.monotonic()
         near.sendto(frame, place)
-        if select.select([far], [], [], WAIT_S if answer is None else 0.5)[0]:
-            break
-        start_s = time.monotonic()  # the link is not open yet
-    spent_s = time.monotonic() - start_s
-    for found in _drain(far):
-        if answer is not None and back is not None:
-            far.sendto(answer(found), back)
-    time.sleep(GAP_S)
-    return spent_s
+        if select.select([far], [], [], WAIT_S)[0]:
+            return time.monotonic() - start_s
 
 
 def _drain(one: socket.socket) -> list[bytes]:
@@ -82,11 +101,24 @@ def _drain(one: socket.socket) -> list[bytes]:
     return found
 
 
+def _forward(target: Address, parent: Connection) -> None:
+    """Receive, look up, send on; until it is killed."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one:
+        one.bind(("127.0.0.1", 0))
+        parent.send(one.getsockname())
+        table: dict[tuple[bytes, int, int], Address] = {}
+        while True:
+            frame = one.recv(2**16)
+            one.sendto(frame, table.setdefault(flow_key(frame), target))
+
+
 def _serve(config: GatewayConfig, parent: Connection) -> None:
     asyncio.run(_run(config, parent))
 
 
 async def _run(config: GatewayConfig, parent: Connection) -> None:
+    gc.freeze()
+    gc.set_threshold(GC_THRESHOLD)  # as `run_gateway` does
     service = GatewayService(config, asyncio.get_running_loop())
     service.start()
     parent.send((parse_address(service.listens_at), parse_address(service.frames_at)))

@@ -13,12 +13,20 @@ from isthmus.wan.roce.roce_view import view_frame
 _ADDRESSES, _PORTS, _TRANSPORT = struct.Struct("!8s"), struct.Struct("!HH"), struct.Struct("!BBHII")
 
 
+def flow_key(frame: bytes) -> tuple[bytes, int, int]:
+    """Return addresses, source port and queue pair of an IPv4 frame."""
+    (ends,) = _ADDRESSES.unpack_from(frame, 12)
+    source_port, _ = _PORTS.unpack_from(frame, 20)
+    _, _, _, queue_pair, _ = _TRANSPORT.unpack_from(frame, 28)
+    return ends, source_port, queue_pair & 0xFFFFFF
+
+
 def forwarded_in_a_cpu_s(frames: Sequence[bytes], num_runs: int, run: int) -> float:
     """Return the frames in a CPU second of `recv`, three `struct`s, a look-up in a dict and `sendto`; nothing else.
 
     `run` frames are in the socket's buffer before each run; who puts them there is not counted.
     """
-    table = {_key(frame): place for place, frame in enumerate(frames)}
+    table = {flow_key(frame): place for place, frame in enumerate(frames)}
     near, far, sink = (socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(3))
     spent = []
     try:
@@ -32,7 +40,7 @@ def forwarded_in_a_cpu_s(frames: Sequence[bytes], num_runs: int, run: int) -> fl
             start_s = time.process_time()
             for _ in range(run):
                 frame = receive(65_536)
-                look_up(_key(frame))
+                look_up(flow_key(frame))
                 send(frame, target)
             spent.append(time.process_time() - start_s)
             for _ in range(run):
@@ -49,11 +57,3 @@ def viewed_in_a_cpu_s(frames: Sequence[bytes]) -> float:
     for frame in frames:
         view_frame(frame)
     return len(frames) / (time.process_time() - start_s)
-
-
-def _key(frame: bytes) -> tuple[bytes, int, int]:
-    """Return addresses, source port and queue pair of an IPv4 frame."""
-    (ends,) = _ADDRESSES.unpack_from(frame, 12)
-    source_port, _ = _PORTS.unpack_from(frame, 20)
-    _, _, _, queue_pair, _ = _TRANSPORT.unpack_from(frame, 28)
-    return ends, source_port, queue_pair & 0xFFFFFF

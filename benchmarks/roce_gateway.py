@@ -265,15 +265,16 @@ def acknowledge(frame: bytes) -> bytes:
 
 
 def added_rows(quick: bool) -> Iterator[Row]:
-    """What two gateway processes add to the way of a frame, one at a time, on loopback."""
+    """What two gateway processes add to the way of a frame, one at a time, on loopback, and what bare ones add."""
     count = 200 if quick else 2_000
     frames = [message(0, psn, 1) for psn in range(count)]
-    through, direct = times_on_the_way(settings_of(0.04), frames, acknowledge)
+    found = times_on_the_way(settings_of(0.04), frames, acknowledge)
     for name, place, target_ms in (("median", 0.5, 0.3), ("p99", 0.99, 2.0)):
-        one, other = (1000 * sorted(times[20:])[int(place * (count - 20))] for times in (through, direct))
+        ours, bare, direct = (1000 * sorted(times[20:])[int(place * (count - 20))] for times in found)
         yield compared(
-            f"gateway pair adds, {name} of {count:,} frames", one - other, "ms", "the way without", other,
-            target=f"{target_ms:g}", met=one - other <= target_ms,
+            f"gateway pair adds, {name} of {count:,} frames (direct: {direct:.3f} ms)", ours - direct, "ms",
+            "two processes: recv, look-up, sendto", bare - direct, target=f"{target_ms:g}",
+            met=ours - direct <= target_ms,
         )  # fmt: skip
 
 

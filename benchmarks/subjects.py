@@ -127,6 +127,7 @@ SUBJECTS = (
         "Whether emulated links behave as stated, and what distance and loss cost a pipeline across clusters.",
         (
             "wan_links",
+            "wan_packets",
             "wan_proxy",
             "roce_gateway",
             "wan_control",
