@@ -5,8 +5,6 @@ Beside them is a pair of processes that only forward: what the kernel and the in
 
 from __future__ import annotations
 
-import asyncio
-import gc
 import ipaddress
 import multiprocessing
 import secrets
@@ -14,6 +12,7 @@ import select
 import socket
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any, NamedTuple
@@ -21,9 +20,9 @@ from typing import Any, NamedTuple
 from benchmarks._roce_bound import flow_key
 from isthmus.wan.dial import parse_address
 from isthmus.wan.gateway.gateway_config import Address, FarSite, GatewayConfig
-from isthmus.wan.gateway.gateway_service import GatewayService
 from isthmus.wan.gateway.nic_port import bind_udp
-from isthmus.wan.gateway.run_gateway import GC_THRESHOLD
+from isthmus.wan.gateway.run_gateway import run_gateway
+from isthmus.wan.precise_timing import request_prompt_wakeup
 from isthmus.wan.roce.gateway.gateway_settings import GatewaySettings
 
 NETWORKS = {"near": [ipaddress.ip_network("10.1.0.0/16")], "far": [ipaddress.ip_network("10.2.0.0/16")]}
@@ -41,7 +40,7 @@ class Ways(NamedTuple):
 
 
 def times_on_the_way(settings: GatewaySettings, frames: list[bytes], answer: Callable[[bytes], bytes]) -> Ways:
-    """Send each frame three ways in turn, so that other load meets all alike: the machine's pauses are in each."""
+    """Send each frame three ways in turn, so that other load meets all alike."""
     near, far = bind_udp(("127.0.0.1", 0)), bind_udp(("127.0.0.1", 0))
     key, processes = secrets.token_bytes(32), list[BaseProcess]()
     try:
@@ -55,23 +54,28 @@ def times_on_the_way(settings: GatewaySettings, frames: list[bytes], answer: Cal
             )  # fmt: skip
             dialled, places[site] = _start(processes, _serve, config)
         forwarder = _start(processes, _forward, _start(processes, _forward, far.getsockname()))
-        direct, ways = far.getsockname(), Ways([], [], [])
-        for frame in frames:
-            ways.gateways.append(_send(near, places["near"], far, frame))
-            for found in _drain(far):
-                far.sendto(answer(found), places["far"])
-            time.sleep(GAP_S)
-            for place, times in ((forwarder, ways.forwarders), (direct, ways.direct)):
-                times.append(_send(near, place, far, frame))
-                _drain(far)
-                time.sleep(GAP_S)
+        routes = {"gateways": places["near"], "forwarders": forwarder, "direct": far.getsockname()}
+
+        def send_all() -> Ways:
+            request_prompt_wakeup()
+            ways = Ways([], [], [])
+            for frame in frames:
+                for name, times in ways._asdict().items():
+                    times.append(_send(near, routes[name], far, frame))
+                    for found in _drain(far):
+                        if name == "gateways":
+                            far.sendto(answer(found), places["far"])
+                    time.sleep(GAP_S)
+            return ways
+
+        with ThreadPoolExecutor(1) as thread:  # whose priority ends with it
+            return thread.submit(send_all).result()
     finally:
         for process in processes:
             process.kill()
             process.join()
         near.close()
         far.close()
-    return ways
 
 
 def _start(processes: list[BaseProcess], run: Callable[..., None], what: object) -> Any:
@@ -103,6 +107,7 @@ def _drain(one: socket.socket) -> list[bytes]:
 
 def _forward(target: Address, parent: Connection) -> None:
     """Receive, look up, send on; until it is killed."""
+    request_prompt_wakeup()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one:
         one.bind(("127.0.0.1", 0))
         parent.send(one.getsockname())
@@ -113,13 +118,5 @@ def _forward(target: Address, parent: Connection) -> None:
 
 
 def _serve(config: GatewayConfig, parent: Connection) -> None:
-    asyncio.run(_run(config, parent))
-
-
-async def _run(config: GatewayConfig, parent: Connection) -> None:
-    gc.freeze()
-    gc.set_threshold(GC_THRESHOLD)  # as `run_gateway` does
-    service = GatewayService(config, asyncio.get_running_loop())
-    service.start()
-    parent.send((parse_address(service.listens_at), parse_address(service.frames_at)))
-    await asyncio.Event().wait()  # until it is killed
+    """Run a gateway as `isthmus gateway` does; until it is killed."""
+    run_gateway(config, None, lambda at: parent.send((parse_address(at["listen"]), parse_address(at["frames"]))))

@@ -14,6 +14,7 @@ from typing import Any
 from isthmus.core.errors import UnavailableError
 from isthmus.wan.emulator import write_json_atomically
 from isthmus.wan.gateway.gateway_config import GatewayConfig
+from isthmus.wan.precise_timing import request_prompt_wakeup
 
 GATEWAY_FILE = "gateway.json"
 """State of the links, written every `STATE_INTERVAL_S`."""
@@ -38,6 +39,7 @@ def run_gateway(
             state_folder.mkdir(parents=True, exist_ok=True)
         gc.freeze()  # frames are freed by their counts; a collection would only delay them
         gc.set_threshold(GC_THRESHOLD)
+        request_prompt_wakeup()
         return asyncio.run(_serve(config, state_folder, on_start))
     except OSError as error:
         raise UnavailableError(
