@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -183,7 +184,11 @@ def test_options_of_a_gateway_that_contradict_are_refused(key: Path, words: tupl
 
 
 def test_a_gateway_states_its_addresses_and_ends_with_its_counts(tmp_path: Path, key: Path) -> None:
-    """One JSON object when it listens, on loopback, and one at SIGTERM."""
+    """One JSON object when it listens, on loopback, and one at SIGTERM; the scheduler wakes it as promptly as it may."""
+    ask = "import os; from isthmus.wan.precise_timing import request_prompt_wakeup as ask; ask(); "
+    granted = subprocess.run(
+        [sys.executable, "-c", ask + "print(os.sched_getscheduler(0))"], capture_output=True, text=True, check=True
+    ).stdout  # fmt: skip
     words = [*GATEWAY, "--key", f"b={key}", "--frames", "127.0.0.1:0", "--state", str(tmp_path / "s"), "--json"]
     process = subprocess.Popen([sys.executable, "-m", "isthmus", *words], stdout=subprocess.PIPE, text=True)
     try:
@@ -194,6 +199,7 @@ def test_a_gateway_states_its_addresses_and_ends_with_its_counts(tmp_path: Path,
         found, _ = decoder.raw_decode(text)
         assert found["listen"].startswith("127.0.0.1:")
         assert found["frames"].startswith("127.0.0.1:")
+        assert os.sched_getscheduler(process.pid) == int(granted)
         process.send_signal(signal.SIGTERM)
         rest, _ = process.communicate(timeout=30)
         final = json.loads(rest)
