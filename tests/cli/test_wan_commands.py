@@ -184,7 +184,7 @@ def test_options_of_a_gateway_that_contradict_are_refused(key: Path, words: tupl
 
 
 def test_a_gateway_states_its_addresses_and_ends_with_its_counts(tmp_path: Path, key: Path) -> None:
-    """One JSON object when it listens, on loopback, and one at SIGTERM; the scheduler wakes it as promptly as it may."""
+    """One JSON object when it listens, on loopback, and one at SIGTERM; it asks for prompt wake-ups."""
     ask = "import os; from isthmus.wan.precise_timing import request_prompt_wakeup as ask; ask(); "
     granted = subprocess.run(
         [sys.executable, "-c", ask + "print(os.sched_getscheduler(0))"], capture_output=True, text=True, check=True
