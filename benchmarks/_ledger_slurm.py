@@ -60,10 +60,10 @@ class SlurmAmount:
     """How much is done: jobs, nodes and cards of each cluster, seconds that a job holds, kills of each daemon."""
 
     jobs: int = 500
-    nodes: int = 8
+    nodes: int = 16
     cards: int = 16
-    least_s: int = 300
-    most_s: int = 600
+    least_s: int = 900
+    most_s: int = 1200
     kills: int = 3
     limit_s: float = 3600.0
 

@@ -138,10 +138,11 @@ class SlurmAdapter(FileWorkers):
         on_node = sorted((card for card in cards if card.split("/")[1] == node), key=_number)
         places = ",".join(str(on_node.index(card)) for card in rank.cards)
         asks = self._site.asks_of_step(group, str(len(on_node)))
+        others = sorted({card.split("/")[1] for card in cards} - {node})
         (folder / "hold").write_text(rank.hold, encoding="ascii")
         arguments = step_arguments(
-            folder, self._allocations.folder(rank.hold), job=str(job), node=node, asks=asks, places=places,
-            start=uuid.uuid4().hex, program=program,
+            folder, self._allocations.folder(rank.hold), job=str(job), node=node, other_nodes=others, asks=asks,
+            places=places, start=uuid.uuid4().hex, program=program,
         )  # fmt: skip
         variables = self._commands.variables
         chosen = {"SLURM_CONF": variables["SLURM_CONF"]} if "SLURM_CONF" in variables else {}

@@ -71,6 +71,7 @@ def step_arguments(
     *,
     job: str,
     node: str,
+    other_nodes: Sequence[str] = (),
     asks: Sequence[str],
     places: str,
     start: str,
@@ -79,10 +80,12 @@ def step_arguments(
     """Return the arguments of `STEP` for the worker of `folder`.
 
     It runs on `node`, in Slurm's job `job`, on the cards at `places` of those that the step gets there: by `asks` all
-    of the job's cards on the node. `start` names this try.
+    of the job's cards on the node. The job's `other_nodes` are excluded: with the node list alone Slurm refuses more
+    cards than the job has on its first node. `start` names this try.
     """
+    excluded = (f"--exclude={','.join(other_nodes)}",) if other_nodes else ()
     return (
         f"{folder}/step.{start}", "srun", f"--jobid={job}", "--overlap", "--nodes=1", "--ntasks=1",
-        f"--nodelist={node}", *asks, "--quiet", "--input=none", f"--output={_NO_OUTPUT}", "--kill-on-bad-exit=0",
-        "--chdir=/", "--", *RUNNER, str(folder), str(hold.path), places, start, *program,
+        f"--nodelist={node}", *excluded, *asks, "--quiet", "--input=none", f"--output={_NO_OUTPUT}",
+        "--kill-on-bad-exit=0", "--chdir=/", "--", *RUNNER, str(folder), str(hold.path), places, start, *program,
     )  # fmt: skip
