@@ -141,6 +141,7 @@ SUBJECTS = (
         (
             Figure("wan_links", "goodput of a link of 1 Gbit/s, 100 ms", "goodput, one flow, 1 Gbit/s, 100 ms"),
             Figure("wan_links", "largest rate within 5 %, all ends on this machine", "largest rate within 5 %"),
+            Figure("wan_packets", "TCP over packets emulated at 10 Gbit/s", "TCP, MTU 1500, 10 Gbit/s: .* lost"),
             Figure("wan_control", "paths over 1,000 nodes, 20 domains, by CPU time", "light load: requests answered"),
             Figure("tenants", "frames at another of 1,000 tenants with one address plan", "1,000 .* crossings"),
             Figure("tenants", "one more of 1,000 tenants up", "1,000 .* one more, from its file"),
