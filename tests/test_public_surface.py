@@ -97,6 +97,8 @@ SURFACES = {
         LoggedDomain TunnelPlan plan_file_tunnels run_domain
         PathState choose_crossing process_ids read_centre_token run_centre site_crossings
         effective_capabilities management_network unavailable_reason
+        MessageArrived NicArrival NicEvent NicFailed NicSettings NicTick PSN_SPAN PostWork RethHeader RoceNic Transmit
+        UDP_PORT WorkDone frame_of_payload
     """,
     "noise": "CipherState DatagramCipher KEY_BYTES NUMBER_BYTES NoiseHandshake TAG_BYTES UnauthenticatedError",
     "weights": "DeltaError DeltaSummary apply_delta decode_changes encode_changes write_delta",

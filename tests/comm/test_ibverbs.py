@@ -96,11 +96,15 @@ def test_transports_conform_over_the_library(stand_in: str, sites: str) -> None:
     check_joined_transport(partial(transports, sites=sites, rdma=lambda _: "stand-in"))
 
 
-def test_a_card_whose_port_is_down_is_named(stand_in: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_card_whose_port_is_down_is_named(stand_in: str) -> None:
     """The error has its name and why it is of no use."""
-    monkeypatch.setenv("STAND_IN_PORT_IS_DOWN", "1")
-    with pytest.raises(InputError, match=r"stand_in0 \(its port is not active\)"):
-        open_card(library=stand_in)
+    is_down = ctypes.c_int.in_dll(ctypes.CDLL(stand_in), "stand_in_port_is_down")
+    is_down.value = 1
+    try:
+        with pytest.raises(InputError, match=r"stand_in0 \(its port is not active\)"):
+            open_card(library=stand_in)
+    finally:
+        is_down.value = 0
 
 
 def test_transports_conform_over_a_card() -> None:

@@ -20,6 +20,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct pair *pairs[MANY];
 static struct ibv_mr *regions[MANY];
 static int accesses[MANY];
+int stand_in_port_is_down; /* set by the test of it */
 static struct ibv_device device = {.name = "stand_in0"};
 static struct ibv_device *devices[] = {&device, NULL};
 static struct ibv_context context;
@@ -138,7 +139,7 @@ int ibv_query_port(struct ibv_context *one, uint8_t port, struct _compat_ibv_por
 	struct ibv_port_attr *attr = (struct ibv_port_attr *)into;
 	(void)one;
 	memset(attr, 0, sizeof *attr);
-	attr->state = getenv("STAND_IN_PORT_IS_DOWN") ? IBV_PORT_DOWN : IBV_PORT_ACTIVE;
+	attr->state = stand_in_port_is_down ? IBV_PORT_DOWN : IBV_PORT_ACTIVE;
 	attr->active_mtu = IBV_MTU_1024;
 	attr->lid = 7;
 	attr->link_layer = IBV_LINK_LAYER_ETHERNET;

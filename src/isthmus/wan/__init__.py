@@ -30,6 +30,20 @@ from isthmus.wan.proxy.proxy_config import LOOPBACK, LegTransport, ProxyConfig, 
 from isthmus.wan.proxy.run_proxy import run_proxy
 from isthmus.wan.read_route import read_route
 from isthmus.wan.roce.gateway.gateway_settings import GatewaySettings
+from isthmus.wan.roce.nic import (
+    MessageArrived,
+    NicArrival,
+    NicEvent,
+    NicFailed,
+    NicSettings,
+    NicTick,
+    PostWork,
+    RoceNic,
+    Transmit,
+    WorkDone,
+)
+from isthmus.wan.roce.roce_opcodes import PSN_SPAN, UDP_PORT
+from isthmus.wan.roce.roce_packet import RethHeader, frame_of_payload
 from isthmus.wan.tcp_listener import PortRange, listen, local_address
 from isthmus.wan.tenancy.tenants_file import TenantsFile
 from isthmus.wan.tenants.choose_datapath import CarriedIn
@@ -40,6 +54,8 @@ from isthmus.wan.udp_socket import UdpSocket
 
 __all__ = [
     "LOOPBACK",
+    "PSN_SPAN",
+    "UDP_PORT",
     "Admission",
     "AdmissionFile",
     "BackgroundLinks",
@@ -58,15 +74,26 @@ __all__ = [
     "LegTransport",
     "LoggedCentre",
     "LoggedDomain",
+    "MessageArrived",
     "Namespaces",
+    "NicArrival",
+    "NicEvent",
+    "NicFailed",
+    "NicSettings",
+    "NicTick",
     "PathRequest",
     "PathState",
     "PortRange",
+    "PostWork",
     "ProxyConfig",
+    "RethHeader",
+    "RoceNic",
     "TenantsFile",
     "TransferBooking",
+    "Transmit",
     "TunnelPlan",
     "UdpSocket",
+    "WorkDone",
     "admit_all",
     "answer_probe",
     "apply_edge_settings",
@@ -77,6 +104,7 @@ __all__ = [
     "emulated_namespaces",
     "follow_edge",
     "format_address",
+    "frame_of_payload",
     "links_in_background",
     "listen",
     "listen_for_probes",

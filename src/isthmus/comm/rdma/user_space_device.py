@@ -21,7 +21,9 @@ from collections.abc import Callable, Iterable
 from isthmus.comm.rdma.verbs import MTU_CODES, Completion, PairRecord
 from isthmus.core.errors import ProtocolError
 from isthmus.core.loopback import is_loopback
-from isthmus.wan.roce.nic import (
+from isthmus.wan import (
+    PSN_SPAN,
+    UDP_PORT,
     MessageArrived,
     NicArrival,
     NicEvent,
@@ -29,12 +31,12 @@ from isthmus.wan.roce.nic import (
     NicSettings,
     NicTick,
     PostWork,
+    RethHeader,
     RoceNic,
     Transmit,
     WorkDone,
+    frame_of_payload,
 )
-from isthmus.wan.roce.roce_opcodes import PSN_SPAN, UDP_PORT
-from isthmus.wan.roce.roce_packet import RethHeader, frame_of_payload
 
 _LOOPBACK_MTU_CODE, _MTU_CODE = 5, 3
 _IP_UDP_BYTES, _HEADER_BYTES = 28, 12
