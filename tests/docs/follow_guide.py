@@ -24,7 +24,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
-COPIED = ("src", "tests", "scripts", "docs", "pyproject.toml", "mkdocs.yml", "README.md", "CHANGELOG.md")
+COPIED = (
+    "src",
+    "tests",
+    "scripts",
+    "docs",
+    "pyproject.toml",
+    "hatch_build.py",
+    "mkdocs.yml",
+    "README.md",
+    "CHANGELOG.md",
+)
 COMMAND_TIMEOUT_S = 90
 
 _BLOCK = re.compile(r"(?:(?P<above>[^\n]*)\n\n)?^```(?P<language>\w+)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 import yaml
 
@@ -56,8 +58,9 @@ def test_one_job_trains_at_one_owner_and_decodes_at_two_of_which_one_dies(pool: 
     state_is(pool.client, view.id, "running")
     wait_until("a step is done", lambda: all_metrics(pool.client, view.id))
     for process in processes_in(pool.folder / "c"):
-        if "rl_supervisor" in " ".join(process.cmdline()):
-            process.kill()
+        with contextlib.suppress(psutil.NoSuchProcess):  # it ended with one that was killed before it
+            if "rl_supervisor" in " ".join(process.cmdline()):
+                process.kill()
     done = state_is(pool.client, view.id, "succeeded")
     assert done.plan is not None
     assert [one.cluster for one in done.plan.rollouts] == ["b", "c"]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-
 from isthmus.wan.roce.gateway.gateway import Gateway
 from isthmus.wan.roce.gateway.gateway_settings import GatewaySettings
 
@@ -11,10 +9,10 @@ from isthmus.wan.roce.gateway.gateway_settings import GatewaySettings
 def native_gateway() -> type[Gateway] | None:
     """Return the native form, which has what is public of `Gateway`; None where it was not built (`make native`)."""
     try:
-        module = importlib.import_module("isthmus.wan.roce.gateway._native")
+        from isthmus.wan.roce.gateway._native import NativeGateway  # type: ignore[import-not-found, unused-ignore]
     except ImportError:
         return None
-    found: type[Gateway] = module.NativeGateway
+    found: type[Gateway] = NativeGateway
     return found
 
 
