@@ -9,7 +9,7 @@ from isthmus.wan.roce.gateway.gateway_settings import GatewaySettings
 def native_gateway() -> type[Gateway] | None:
     """Return the native form, which has what is public of `Gateway`; None where it was not built (`make native`)."""
     try:
-        from isthmus.wan.roce.gateway._native import NativeGateway  # type: ignore[import-not-found, unused-ignore]
+        from isthmus.wan.roce.gateway._native import NativeGateway  # type: ignore[import-not-found, import-untyped, unused-ignore]
     except ImportError:
         return None
     found: type[Gateway] = NativeGateway
