@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+
 from isthmus.wan.roce.gateway.gateway import Gateway
 from isthmus.wan.roce.gateway.gateway_settings import GatewaySettings
 
@@ -9,10 +11,10 @@ from isthmus.wan.roce.gateway.gateway_settings import GatewaySettings
 def native_gateway() -> type[Gateway] | None:
     """Return the native form, which has what is public of `Gateway`; None where it was not built (`make native`)."""
     try:
-        from isthmus.wan.roce.gateway._native import NativeGateway  # type: ignore[import-not-found, import-untyped, unused-ignore]
+        module = importlib.import_module("isthmus.wan.roce.gateway._native")
     except ImportError:
         return None
-    found: type[Gateway] = NativeGateway
+    found: type[Gateway] = module.NativeGateway
     return found
 
 
