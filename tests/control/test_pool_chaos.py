@@ -14,7 +14,7 @@ from isthmus.control.simulation.faults.torn_write_log import SqliteEventLog
 pytestmark = pytest.mark.integration
 
 
-@pytest.mark.parametrize("seed", range(1))
+@pytest.mark.parametrize("seed", [0, 2547])  # 2547: a site holds a part whose attempt was given up
 def test_whatever_fails_every_job_ends_once_and_every_card_comes_back(seed: int) -> None:
     """All kinds of fault: invariants hold after every event, and at the end all is free."""
     run = run_chaos(seed)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from isthmus.control.accounting.meter import Meter
 from isthmus.control.coordinator.accounting.metered_holdings import metered_holdings
 from isthmus.control.state.events import AgentLost, AgentReported, Event, JobDeleted
-from isthmus.control.state.job_records import TERMINAL_STATES, PoolState
+from isthmus.control.state.job_records import TERMINAL_STATES, JobRecord, PoolState
 
 
 def meter_jobs(state: PoolState, event: Event) -> None:
@@ -23,13 +23,18 @@ def meter_jobs(state: PoolState, event: Event) -> None:
         meter.end(event.job_id)
     for job_id in sorted(touched) if len(touched) > 1 else touched:
         job = state.jobs.get(job_id)
-        if job is not None and (job.charged_chips or job_id in meter.jobs or job.allocated_kbps):
+        if job is not None and (job_id in meter.jobs or job.allocated_kbps or _is_allocated(job)):
             holdings = metered_holdings(state, job)
             meter.observe(job_id, job.user, job.priority, holdings, job.project)
             if not holdings and job.state in TERMINAL_STATES:
                 meter.end(job_id)
     if meter.absences and isinstance(event, AgentReported):
         _accept_proofs(meter, event)
+
+
+def _is_allocated(job: JobRecord) -> bool:
+    """Return whether a part has chips: also of a job that has ended, whose site may hold them after that."""
+    return any(part.allocated for part in job.parts.values())
 
 
 def _accept_proofs(meter: Meter, event: AgentReported) -> None:
