@@ -35,7 +35,7 @@ COPIED = (
     "README.md",
     "CHANGELOG.md",
 )
-COMMAND_TIMEOUT_S = 90
+COMMAND_TIMEOUT_S = 150
 
 _BLOCK = re.compile(r"(?:(?P<above>[^\n]*)\n\n)?^```(?P<language>\w+)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 
