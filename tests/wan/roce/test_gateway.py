@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from random import Random
 from typing import Any
 
@@ -135,6 +136,28 @@ def test_a_gateway_that_restarts_loses_nothing(
             traffic.sent = [one for one in traffic.sent if one[0].site == NEAR]
         traffic.run(restart)
         traffic.check_whole()
+
+
+def check_numbers_after_a_restart(make: Callable[[GatewaySettings, int], Any]) -> None:
+    """A queue pair that fell silent before the restart ends, and the ones that have the new numbers go on."""
+    lab = GatewayLab(settings=settings_of(idle_s=2.0), make=make)
+    silent, *others = (lab.connect(max_retries=10**9) for _ in range(3))
+    lab.post(silent[NEAR], PostWork("send", b"once"))
+    lab.run(1.0, stop_when_idle=False)
+    lab.restart(NEAR)
+    lab.run(1.1, stop_when_idle=False)
+    sent = [bytes([number]) for number in range(24)]
+    for data in sent:
+        for near, _ in others:
+            lab.post(near, PostWork("send", data))
+        lab.run(lab.now_s + 0.5, stop_when_idle=False)
+    assert [far.arrived for _, far in others] == [sent, sent]
+    assert not lab.failures
+
+
+def test_a_number_given_again_after_a_restart_stays_with_its_queue_pair() -> None:
+    """What had the number before ends without it."""
+    check_numbers_after_a_restart(Gateway)
 
 
 def test_what_a_restarted_gateway_had_acknowledged_is_never_lost_in_silence(pytestconfig: pytest.Config) -> None:

@@ -27,7 +27,7 @@ from isthmus.wan.roce.nic import PostWork
 from scripts.build_native import build_native, compiler
 from tests.wan.roce import gateway_lab
 from tests.wan.roce.test_connections import SETTINGS, connect, set_up
-from tests.wan.roce.test_gateway import RandomTraffic, settings_of
+from tests.wan.roce.test_gateway import RandomTraffic, check_numbers_after_a_restart, settings_of
 
 
 class Twins:
@@ -86,6 +86,11 @@ def test_both_forms_say_the_same_over_bad_lines(built: None, seed: int) -> None:
     for gateway in traffic.lab.gateways:
         assert gateway is not None
         gateway.statistics()
+
+
+def test_both_forms_keep_a_number_given_again_with_its_queue_pair(built: None) -> None:
+    """After a restart of the peer, what had the number before ends without it."""
+    check_numbers_after_a_restart(Twins)
 
 
 def test_both_forms_learn_queue_pairs_from_messages(built: None) -> None:

@@ -345,7 +345,8 @@ class IncomingSide:
         self._pairs.part_incoming(flow.key)
         self._pairs.leave(flow.key, flow.source_port)
         self._flows.pop(flow.key, None)
-        if self._by_id.pop(flow.flow, None) is not None:
+        if self._by_id.get(flow.flow) is flow:  # not the one that a restarted peer gave the same number
+            del self._by_id[flow.flow]
             self._closed[flow.flow] = None
             if len(self._closed) > _MAX_CLOSED:
                 del self._closed[next(iter(self._closed))]

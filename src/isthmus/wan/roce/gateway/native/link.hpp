@@ -348,13 +348,13 @@ template <class Flow> class FlowTable {
     }
     void name(const Pointer &flow) { by_number_[flow->flow] = flow; }
     void forget_numbers() { by_number_.clear(); }
-    // Whether the flow had a number.
+    // Whether the flow had a number; after a restart of the peer another one may have it.
     bool remove(const Pointer &flow) {
         flow->is_open = false;
         by_key_.erase(flow->key);
         order_.erase(flow->place);
         const auto found = by_number_.find(flow->flow);
-        if (found == by_number_.end()) return false;
+        if (found == by_number_.end() || found->second != flow) return false;
         by_number_.erase(found);
         return true;
     }
