@@ -166,7 +166,7 @@ def messages(count: int, seed: int) -> list[bytes]:
 
 
 @pytest.mark.parametrize("loss", [0.0, 0.1])
-def test_messages_cross_two_gateways_by_real_sockets(loss: float) -> None:
+def test_messages_cross_two_gateways_by_real_sockets(loss: float, either_form: str) -> None:
     """Both ways at once, whole and in order, whatever the path between the gateways loses."""
 
     async def run(pair: Pair) -> None:
@@ -182,11 +182,12 @@ def test_messages_cross_two_gateways_by_real_sockets(loss: float) -> None:
         assert link["is_open"]
         assert link["num_paired"] == 1
         assert link["frames_sent_again"] > 0 or not loss
+        assert pair.near.statistics()["datapath"] == either_form
 
     with_pair(run, loss)
 
 
-def test_a_far_gateway_that_restarts_is_found_again() -> None:
+def test_a_far_gateway_that_restarts_is_found_again(either_form: str) -> None:
     """Another process at its address goes on where the first one stopped."""
 
     async def run(pair: Pair) -> None:

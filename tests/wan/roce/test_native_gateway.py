@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import importlib
 import zlib
+from pathlib import Path
 from random import Random
+from types import ModuleType
+from unittest.mock import Mock
 
 import pytest
 
-from isthmus.core.errors import InputError
+from isthmus.core.errors import InputError, UnavailableError
+from isthmus.wan.roce.gateway import make_gateway as make_gateway_module
 from isthmus.wan.roce.gateway.gateway import Gateway, GatewayStatistics
 from isthmus.wan.roce.gateway.gateway_events import (
     GatewayEvent,
@@ -24,7 +28,7 @@ from isthmus.wan.roce.gateway.gateway_events import (
 from isthmus.wan.roce.gateway.gateway_settings import GatewaySettings
 from isthmus.wan.roce.gateway.make_gateway import make_gateway, native_gateway
 from isthmus.wan.roce.nic import PostWork
-from scripts.build_native import build_native, compiler
+from scripts import build_native
 from tests.wan.roce import gateway_lab
 from tests.wan.roce.test_connections import SETTINGS, connect, set_up
 from tests.wan.roce.test_gateway import RandomTraffic, check_numbers_after_a_restart, settings_of
@@ -67,14 +71,6 @@ class Twins:
     def is_connected(self) -> bool:
         assert self.native.is_connected == self.specified.is_connected
         return self.native.is_connected
-
-
-@pytest.fixture(scope="module")
-def built() -> None:
-    """Compile what is newer than the module, some seconds."""
-    if compiler() is None:
-        pytest.skip("no C++ compiler")
-    build_native()
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -161,6 +157,44 @@ def test_what_is_no_event_is_refused(built: None) -> None:
         gateway.handle(NicFrame(bytearray(80)), "now")  # type: ignore[arg-type]
     assert gateway.handle(NicFrame(b""), 0.0)[1:] == []
     assert gateway.statistics().frames_refused == 1
+
+
+def test_a_module_of_other_sources_is_refused(
+    built: None, native_module: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It would be another state machine than Python's; without sources beside it, it is taken."""
+    monkeypatch.setattr(make_gateway_module, "SOURCES", tmp_path)
+    with pytest.raises(UnavailableError, match="other sources") as error:
+        native_gateway()
+    assert "make native" in (error.value.hint or "")
+    monkeypatch.setattr(make_gateway_module, "SOURCES", tmp_path / "absent")
+    assert native_gateway() is native_module.NativeGateway
+
+
+def test_a_module_that_cannot_be_loaded_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only one that is not there means Python's form."""
+    native_gateway.cache_clear()
+    for error in (ImportError("undefined symbol"), ModuleNotFoundError("No module")):
+        monkeypatch.setattr(importlib, "import_module", Mock(side_effect=error))
+        if isinstance(error, ModuleNotFoundError):
+            assert native_gateway() is None
+        else:
+            with pytest.raises(UnavailableError, match="undefined symbol"):
+                native_gateway()
+    native_gateway.cache_clear()
+
+
+def test_a_build_that_fails_leaves_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The compiler's half of a module is removed, and the former module stays."""
+    compile_ = tmp_path / "compile"
+    compile_.write_text("#!/bin/sh\nwhile [ $# -gt 1 ]; do shift; done\necho half > $1\nexit 1\n")
+    compile_.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compile_))
+    folder = tmp_path / "made"
+    folder.mkdir()
+    with pytest.raises(SystemExit, match="status 1"):
+        build_native.build_native(folder)
+    assert list(folder.iterdir()) == []
 
 
 def test_the_native_form_is_taken_where_it_is_built(built: None) -> None:

@@ -284,7 +284,8 @@ PyModuleDef module = {PyModuleDef_HEAD_INIT, "_native", "The gateway's state mac
 PyMODINIT_FUNC PyInit__native() {
     PyObject *made = PyModule_Create(&isthmus::module);
     PyObject *type = made == nullptr ? nullptr : PyType_FromSpec(&isthmus::spec);
-    if (type == nullptr || PyModule_AddObjectRef(made, "NativeGateway", type) < 0) {
+    if (type == nullptr || PyModule_AddObjectRef(made, "NativeGateway", type) < 0 ||
+        PyModule_AddStringConstant(made, "SOURCES", SOURCES) < 0) {
         Py_XDECREF(made);
         made = nullptr;
     }
