@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import zlib
 from pathlib import Path
 from random import Random
@@ -155,8 +156,12 @@ def test_what_is_no_event_is_refused(built: None) -> None:
         gateway.handle(Tick())  # type: ignore[call-arg]
     with pytest.raises(TypeError):
         gateway.handle(NicFrame(bytearray(80)), "now")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="bytes"):  # and none is taken of a run with a wrong one
+        gateway.handle(NicFrames([b"", "text"]), 0.0)  # type: ignore[list-item]
+    assert gateway.statistics().frames_refused == 0
     assert gateway.handle(NicFrame(b""), 0.0)[1:] == []
     assert gateway.statistics().frames_refused == 1
+    Twins(settings_of(), 1).handle(Tick(), math.inf)
 
 
 def test_a_module_of_other_sources_is_refused(

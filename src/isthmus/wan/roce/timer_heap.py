@@ -41,7 +41,7 @@ class TimerHeap(Generic[T]):
     def pop_due(self, now_s: float) -> list[T]:
         """Return the objects whose timers are due; they have none now."""
         found: list[T] = []
-        while self.next_s <= now_s:
+        while self.next_s <= now_s and self._heap:
             owner = heapq.heappop(self._heap)[2]
             owner.timer_s = math.inf
             found.append(owner)

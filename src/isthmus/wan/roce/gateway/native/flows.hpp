@@ -59,7 +59,7 @@ template <class Flow> class TimerHeap {
     }
     std::vector<std::shared_ptr<Flow>> pop_due(double now_s) {
         std::vector<std::shared_ptr<Flow>> found;
-        while (next_s() <= now_s) {
+        while (next_s() <= now_s && !heap_.empty()) {
             found.push_back(heap_.top().owner);
             heap_.pop();
             found.back()->timer_s = NEVER;

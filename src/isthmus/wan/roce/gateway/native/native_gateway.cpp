@@ -96,14 +96,13 @@ class NativeGateway {
     template <class Take> static void for_each(PyObject *event, bool is_one, Take take) {
         const Object content = Object::borrowed(event).item(0);
         const Object items = Object::stolen(is_one ? PyTuple_Pack(1, content.get()) : PySequence_Tuple(content.get()));
-        for (Py_ssize_t place = 0; place < PyTuple_GET_SIZE(items.get()); ++place) {
-            PyObject *one = PyTuple_GET_ITEM(items.get(), place);
-            if (!PyBytes_Check(one)) {
-                PyErr_SetString(PyExc_TypeError, "frames and datagrams are bytes");
-                throw PythonError();
-            }
-            take(Object::borrowed(one));
+        const Py_ssize_t count = PyTuple_GET_SIZE(items.get());
+        for (Py_ssize_t place = 0; place < count; ++place) {  // before one is taken, whose instructions would be lost
+            if (PyBytes_Check(PyTuple_GET_ITEM(items.get(), place))) continue;
+            PyErr_SetString(PyExc_TypeError, "frames and datagrams are bytes");
+            throw PythonError();
         }
+        for (Py_ssize_t place = 0; place < count; ++place) take(Object::borrowed(PyTuple_GET_ITEM(items.get(), place)));
     }
     void take_frame(const Object &frame, double now_s, Instructions &out) {
         const std::optional<RoceView> view = view_frame(frame);
