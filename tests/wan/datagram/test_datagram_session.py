@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
@@ -145,14 +146,16 @@ def test_a_side_that_breaks_the_rules_ends_its_session(content: bytes) -> None:
 
 
 @pytest.mark.attack
-def test_open_frames_take_bounded_memory() -> None:
-    """A side that never ends its frames is cut off before it fills the memory."""
-    assembly = FrameAssembly()
+@pytest.mark.parametrize("by_turns", [False, True])
+def test_open_frames_take_bounded_memory(*, by_turns: bool) -> None:
+    """A side that never ends its frames is cut off before it fills the memory, whichever it opens first."""
+    assembly, data = FrameAssembly(), bytes(PIECE_BYTES)
 
     def fill() -> None:
-        for frame in range(MAX_OPEN_FRAMES):
-            for index in range(MAX_PIECES - 1):
-                assembly.add(PiecePacket(frame, index, MAX_PIECES, bytes(PIECE_BYTES)))
+        frames, indexes = range(MAX_OPEN_FRAMES), range(MAX_PIECES - 1)
+        for one, other in itertools.product(*((indexes, frames) if by_turns else (frames, indexes))):
+            frame, index = (other, one) if by_turns else (one, other)
+            assembly.add(PiecePacket(frame, index, MAX_PIECES, data))
 
     with pytest.raises(ProtocolError, match="frames are open"):
         fill()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
@@ -164,16 +165,18 @@ def test_parity_of_another_group_is_refused(second: ParityPacket | PiecePacket) 
 
 
 @pytest.mark.attack
-def test_parity_without_frames_takes_bounded_memory() -> None:
+@pytest.mark.parametrize("by_turns", [False, True])
+def test_parity_without_frames_takes_bounded_memory(*, by_turns: bool) -> None:
     """A side that sends parity only is cut off before it fills the memory; parity of a whole frame is dropped."""
     assembly = FrameAssembly()
     assert assembly.add(PiecePacket(0, 0, 1, b"whole")) == b"whole"
     assert assembly.add(ParityPacket(0, 0, 1, 5, bytes(5))) is None
 
     def fill() -> None:
-        for frame in range(1, MAX_OPEN_FRAMES):
-            for index in range(MAX_PARITY):
-                assembly.add(ParityPacket(frame, index, MAX_PIECES, 5, bytes(PIECE_BYTES)))
+        frames, indexes = range(1, MAX_OPEN_FRAMES), range(MAX_PARITY)
+        for one, other in itertools.product(*((indexes, frames) if by_turns else (frames, indexes))):
+            frame, index = (other, one) if by_turns else (one, other)
+            assembly.add(ParityPacket(frame, index, MAX_PIECES, 5, bytes(PIECE_BYTES)))
 
     with pytest.raises(ProtocolError, match="frames are open"):
         fill()

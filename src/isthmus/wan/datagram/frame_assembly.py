@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from isthmus.core.errors import ProtocolError
-from isthmus.wan.datagram.datagram_packet import MAX_PIECES, PIECE_BYTES, ParityPacket, PiecePacket
+from isthmus.wan.datagram.datagram_packet import ParityPacket, PiecePacket
 from isthmus.wan.datagram.erasure_code import ErasureCode
 from isthmus.wan.tunnel.seen_numbers import SeenNumbers
 
@@ -56,8 +56,8 @@ class FrameAssembly:
         if isinstance(piece, ParityPacket):
             self._add_parity(frame, piece)
         elif piece.index not in frame.pieces:
+            self._hold(len(piece.data))
             frame.pieces[piece.index] = piece.data
-            self.num_held_bytes += len(piece.data)
             if piece.index == piece.count - 1:
                 _check_last(frame, len(piece.data))
         if len(frame.pieces) + len(frame.parity) < frame.count:
@@ -71,14 +71,17 @@ class FrameAssembly:
     def _add_parity(self, frame: _Frame, parity: ParityPacket) -> None:
         _check_last(frame, parity.last_bytes)
         if parity.index not in frame.parity:
+            self._hold(len(parity.data))
             frame.parity[parity.index] = parity.data
-            self.num_held_bytes += len(parity.data)
+
+    def _hold(self, num_bytes: int) -> None:
+        if self.num_held_bytes + num_bytes > MAX_HELD_BYTES:
+            raise ProtocolError(f"{len(self._open)} frames are open, with {self.num_held_bytes} bytes")
+        self.num_held_bytes += num_bytes
 
     def _opened(self, piece: PiecePacket | ParityPacket) -> _Frame:
         if piece.frame >= self._whole.floor + MAX_OPEN_FRAMES:
             raise ProtocolError(f"frame {piece.frame} is too far beyond {self._whole.floor}, which is missing")
-        if self.num_held_bytes + MAX_PIECES * PIECE_BYTES > MAX_HELD_BYTES:
-            raise ProtocolError(f"{len(self._open)} frames are open, with {self.num_held_bytes} bytes")
         frame = self._open[piece.frame] = _Frame(piece.count)
         return frame
 
