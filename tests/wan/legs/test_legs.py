@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isthmus.noise import CipherState
+from isthmus.wan.legs import leg_greeting
 from isthmus.wan.legs.check_leg import check_leg
 from isthmus.wan.legs.dial_leg import connect_tcp, dial_leg
 from isthmus.wan.legs.leg import Leg
@@ -95,12 +96,27 @@ def test_another_key_or_site_gets_no_byte(dialler: LegDialler) -> None:
 
     async def run() -> None:
         async with entrance() as (found, admitted, address):
-            with pytest.raises(ConnectionResetError):
+            with pytest.raises(ConnectionResetError, match="another key, site or release"):
                 await dial_to(address, dialler)
             assert not admitted.opened
             assert found.num_refused == 1
 
     asyncio.run(run())
+
+
+def test_a_proxy_of_another_release_is_told_from_a_stranger(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It gets no byte, before any frame that it would misread; the log names site and versions, once."""
+    with monkeypatch.context() as former:
+        former.setattr(leg_greeting, "VERSION", 1)
+        former.setattr(leg_greeting._key_id, "__defaults__", (1,))
+        older = greeting()
+    listener = LegListener("nanjing", {"hangzhou": KEY})
+    assert [listener.open(older.first) for _ in range(3)] == [None] * 3
+    (line,) = caplog.messages
+    assert "the proxy of hangzhou opens legs by version 1, this one by 2" in line
+    assert listener.open(greeting().first) is not None
 
 
 def test_a_recorded_greeting_admits_nothing() -> None:

@@ -295,3 +295,23 @@ def test_legs_together_keep_to_their_rate() -> None:
 
     least_s = (2_000_000 - 3 * 2**18) / 5e6
     assert asyncio.run(check()) >= least_s
+
+
+def test_a_proxy_that_answers_no_greeting_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    """The log of the side that dials names site, address and what may differ; its further tries add nothing."""
+
+    async def run() -> str:
+        async with services(1) as both:
+            address = both.far[0].listens_at or ""
+            other = ProxyConfig("nanjing", {"hangzhou": [parse_address(address)]}, {"hangzhou": bytes(32)}, num_legs=3)
+            stranger = ProxyService(other, both.loop)
+            stranger.start()
+            assert both.far[0].entrance is not None
+            while both.far[0].entrance.num_refused < 6:
+                await asyncio.sleep(0.01)
+            stranger.close("the test is over")
+            return address
+
+    address = asyncio.run(run())
+    lines = [line for line in caplog.messages if line.startswith("no leg to")]
+    assert lines == [f"no leg to hangzhou at {address}: the proxy does not answer: it has another key, site or release"]

@@ -69,7 +69,7 @@ async def dial_leg(
         async with asyncio.timeout(timeout_s):
             sock = await connect()
             await loop.sock_sendall(sock, greeting.first)
-            await loop.sock_sendall(sock, greeting.proof(await read_exactly(loop, sock, SECOND_BYTES)))
+            await loop.sock_sendall(sock, greeting.proof(await _read_second(loop, sock)))
             is_taken = greeting.confirm(await read_exactly(loop, sock, RECORD_BYTES))
     except BaseException:
         if sock is not None:
@@ -79,3 +79,10 @@ async def dial_leg(
         sock.close()
         return None
     return TcpLeg(sock, greeting.sending, greeting.receiving, loop)
+
+
+async def _read_second(loop: asyncio.AbstractEventLoop, sock: socket.socket) -> bytes:
+    try:
+        return await read_exactly(loop, sock, SECOND_BYTES)
+    except ConnectionResetError as error:
+        raise ConnectionResetError("the proxy does not answer: it has another key, site or release") from error

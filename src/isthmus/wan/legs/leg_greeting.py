@@ -7,13 +7,15 @@
 | 3 | dialler: a ping, the first record under the keys of this leg | it has the key now: a recording ends here |
 | 4 | listener: a ping, or the end of a tunnel that it does not know | |
 
-A stranger gets no byte.
+A stranger gets no byte. Nor does a proxy of a release with another form of frames: the id of the key says which, so
+that the listener names the site in its log, and nothing is sent that the other side would misread.
 """
 
 from __future__ import annotations
 
 import hmac
 import json
+import logging
 import struct
 from collections.abc import Mapping
 from copy import copy
@@ -23,6 +25,9 @@ from isthmus.core.errors import ProtocolError
 from isthmus.noise import KEY_BYTES, TAG_BYTES, CipherState, NoiseHandshake, UnauthenticatedError
 from isthmus.wan.tunnel.tunnel_frame import HEADER_BYTES, FrameKind, TunnelFrame, parse_frame_header
 
+VERSION = 2
+"""Form of frames and packets: raised when a proxy of the release before would refuse what this one sends."""
+
 TUNNEL_ID_BYTES = 16
 _KEY_ID_BYTES = 16
 _IDENTITY = struct.Struct(f"!{TUNNEL_ID_BYTES}sBB")
@@ -30,6 +35,7 @@ FIRST_BYTES = _KEY_ID_BYTES + KEY_BYTES + _IDENTITY.size + TAG_BYTES
 SECOND_BYTES = KEY_BYTES + TAG_BYTES
 RECORD_BYTES = HEADER_BYTES + TAG_BYTES
 _PING, _END = TunnelFrame(FrameKind.PING), TunnelFrame(FrameKind.END)
+_log = logging.getLogger(__name__)
 
 
 class LegDialler:
@@ -99,11 +105,17 @@ class LegListener:
     def __init__(self, site: str, keys: Mapping[str, bytes]) -> None:
         self._site = site
         self._keys = {_key_id(key): (peer, _derive(key, "handshake")) for peer, key in keys.items()}
+        self._older = {_key_id(key, old): (peer, old) for peer, key in keys.items() for old in range(1, VERSION)}
 
     def open(self, first: bytes) -> OpenedLeg | None:
         """Return what a first message opens; None for a stranger's."""
         peer, psk = self._keys.get(first[:_KEY_ID_BYTES], (None, b""))
         if peer is None or len(first) != FIRST_BYTES:
+            if (older := self._older.pop(first[:_KEY_ID_BYTES], None)) is not None:  # told once
+                _log.warning(
+                    "the proxy of %s opens legs by version %d, this one by %d: install one release at both sites",
+                    *older, VERSION,
+                )  # fmt: skip
             return None
         noise = NoiseHandshake(psk, _prologue(peer, self._site))
         try:
@@ -117,11 +129,11 @@ class LegListener:
 
 
 def _prologue(dialler: str, listener: str) -> bytes:
-    return json.dumps(["isthmus proxy 1", dialler, listener]).encode()
+    return json.dumps([f"isthmus proxy {VERSION}", dialler, listener]).encode()
 
 
-def _key_id(key: bytes) -> bytes:
-    return _derive(key, "key id")[:_KEY_ID_BYTES]
+def _key_id(key: bytes, version: int = VERSION) -> bytes:
+    return _derive(key, "key id" if version == 1 else f"key id {version}")[:_KEY_ID_BYTES]
 
 
 def _derive(key: bytes, use: str) -> bytes:

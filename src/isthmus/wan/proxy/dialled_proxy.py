@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import socket
 
-from isthmus.core.errors import NotFoundError, UnavailableError
+from isthmus.core.errors import IsthmusError, NotFoundError, UnavailableError
 from isthmus.core.messages.datagram import Address
-from isthmus.wan.dial import parse_address
+from isthmus.wan.dial import format_address, parse_address
 from isthmus.wan.legs.dial_datagram_leg import dial_datagram_leg
 from isthmus.wan.legs.dial_leg import connect_tcp, dial_leg
 from isthmus.wan.legs.leg import Leg
@@ -19,6 +20,8 @@ from isthmus.wan.proxy.proxy_config import ProxyConfig
 from isthmus.wan.proxy.tunnel_shell import TunnelShell
 from isthmus.wan.read_route import read_route
 from isthmus.wan.tunnel.tunnel import Tunnel
+
+_log = logging.getLogger(__name__)
 
 
 class DialledProxy:
@@ -37,6 +40,7 @@ class DialledProxy:
         self._is_closed = False
         self.num_tunnels = 0
         self.last_end: str | None = None
+        self._last_error: str | None = None
         self.shell = self._new_shell()
 
     def load(self) -> ProxyLoad:
@@ -52,17 +56,16 @@ class DialledProxy:
         async def dial(index: int) -> Leg | None:
             nonlocal is_new
             sites = config.site, self.site
-            greeting = LegDialler(config.keys[self.site], sites, name, index, is_new=is_new)
-            leg: Leg | None
-            if legs.transport == "datagram":
-                leg = await dial_datagram_leg(
-                    self._loop, self.address, greeting, error_correction=legs.error_correction
-                )
-            elif legs.transport == "roce":
-                leg = await dial_leg(self._loop, self._open_queue_pair, greeting, max(2.0, 2 * legs.silence_s))
-            else:
-                leg = await dial_leg(self._loop, self._connect, greeting)
-            is_new = False
+            try:
+                leg = await self._dial(LegDialler(config.keys[self.site], sites, name, index, is_new=is_new))
+            except (OSError, IsthmusError) as error:
+                if str(error) != self._last_error:
+                    _log.warning(
+                        "no leg to %s at %s: %s", self.site, format_address(*self.address), error or "no answer"
+                    )
+                self._last_error = str(error)
+                raise
+            is_new, self._last_error = False, None
             return leg
 
         tunnel = Tunnel(
@@ -73,6 +76,14 @@ class DialledProxy:
             ping_s=legs.ping_s,
         )
         return TunnelShell(tunnel, self._loop, dial=dial, on_end=self._restart, bytes_per_s=legs.bytes_per_s)
+
+    async def _dial(self, greeting: LegDialler) -> Leg | None:
+        legs = self._config.legs(self.site)
+        if legs.transport == "datagram":
+            return await dial_datagram_leg(self._loop, self.address, greeting, error_correction=legs.error_correction)
+        if legs.transport == "roce":
+            return await dial_leg(self._loop, self._open_queue_pair, greeting, max(2.0, 2 * legs.silence_s))
+        return await dial_leg(self._loop, self._connect, greeting)
 
     async def _connect(self) -> socket.socket:
         route: Address | None = None
