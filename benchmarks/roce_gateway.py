@@ -35,7 +35,7 @@ from isthmus.wan.roce.gateway.gateway_events import (
     SendToNic,
     Tick,
 )
-from isthmus.wan.roce.gateway.make_gateway import native_gateway
+from isthmus.wan.roce.gateway.native_gateway import native_gateway
 from isthmus.wan.roce.roce_opcodes import Opcode
 from isthmus.wan.roce.roce_packet import AethHeader
 from isthmus.wan.roce.roce_view import view_frame

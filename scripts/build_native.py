@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Sequence
 from pathlib import Path
 
 GATEWAY = Path(__file__).parent.parent / "src" / "isthmus" / "wan" / "roce" / "gateway"
@@ -25,8 +26,8 @@ def compiler() -> list[str] | None:
     return command if command and shutil.which(command[0]) else None
 
 
-def build_native(folder: Path = GATEWAY) -> Path:
-    """Compile the sources into `folder`; return the module. Exits where that fails.
+def build_native(folder: Path = GATEWAY, command: Sequence[str] | None = None) -> Path:
+    """Compile the sources into `folder` with `command`, else `compiler()`; return the module. Exits where that fails.
 
     Builders at the same time do not disturb each other: each renames a whole module of its own.
     """
@@ -34,7 +35,7 @@ def build_native(folder: Path = GATEWAY) -> Path:
     digest: str = runpy.run_path(str(GATEWAY / "native_digest.py"))["native_digest"](GATEWAY / "native")
     if module.exists() and digest.encode() in module.read_bytes():
         return module
-    command = compiler()
+    command = command or compiler()
     if command is None:
         raise SystemExit("build_native: no C++ compiler; install one (`apt install g++`) or name it in CXX")
     made = folder / f".{module.name}.{os.getpid()}"

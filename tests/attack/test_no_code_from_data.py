@@ -35,7 +35,7 @@ ALLOWED = {
     "__init__.py": {"importlib.import_module"},
     "cli/app/find_command.py": {"importlib.import_module"},
     "cli/commands/process_setup.py": {"importlib.import_module"},
-    "wan/roce/gateway/make_gateway.py": {"importlib.import_module"},
+    "wan/roce/gateway/native_gateway.py": {"importlib.import_module"},
 }
 """Imports by names that are constants of this code."""
 

@@ -15,6 +15,7 @@ from isthmus.wan.dial import parse_address
 from isthmus.wan.gateway.gateway_config import Address, FarSite, GatewayConfig
 from isthmus.wan.gateway.gateway_service import GatewayService
 from isthmus.wan.gateway.nic_port import bind_udp
+from isthmus.wan.roce.gateway.gateway import Gateway
 from isthmus.wan.roce.gateway.gateway_settings import GatewaySettings
 from isthmus.wan.roce.nic import MessageArrived, NicArrival, NicSettings, NicTick, PostWork, RoceNic, Transmit, WorkDone
 
@@ -100,8 +101,8 @@ class LossyPath:
 class Pair:
     """Both gateways, both NICs, and the path between the gateways."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, loss: float) -> None:
-        self.loop = loop
+    def __init__(self, loop: asyncio.AbstractEventLoop, loss: float, form: type[Gateway]) -> None:
+        self.loop, self.form = loop, form
         base = {"source_port": 50_001, "port_gbps": 0.5, "max_retries": 10**6, "resend_s": 0.05}
         near = NicSettings(address="10.1.0.1", peer="10.2.0.1", queue_pair=17, peer_queue_pair=18, **base)
         far = NicSettings(address="10.2.0.1", peer="10.1.0.1", queue_pair=18, peer_queue_pair=17, **base)
@@ -114,6 +115,7 @@ class Pair:
                 settings=SETTINGS, frames=("127.0.0.1", 0), nics={"10.1.0.1": self.near_nic.address},
             ),
             loop,
+            form,
         )  # fmt: skip
         self.near.start()
         self.near_nic.gateway = parse_address(self.near.frames_at)
@@ -126,6 +128,7 @@ class Pair:
                 listen=listen, frames=("127.0.0.1", 0), nics={"10.2.0.1": self.far_nic.address},
             ),
             self.loop,
+            self.form,
         )  # fmt: skip
         service.start()
         self.far_nic.gateway = parse_address(service.frames_at)
@@ -146,11 +149,11 @@ class Pair:
             one.close()
 
 
-def with_pair(test: Callable[[Pair], Awaitable[None]], loss: float = 0.0) -> None:
+def with_pair(test: Callable[[Pair], Awaitable[None]], loss: float = 0.0, form: type[Gateway] = Gateway) -> None:
     """Run `test` with gateways and NICs on one loop."""
 
     async def run() -> None:
-        pair = Pair(asyncio.get_running_loop(), loss)
+        pair = Pair(asyncio.get_running_loop(), loss, form)
         try:
             await test(pair)
         finally:
@@ -166,7 +169,7 @@ def messages(count: int, seed: int) -> list[bytes]:
 
 
 @pytest.mark.parametrize("loss", [0.0, 0.1])
-def test_messages_cross_two_gateways_by_real_sockets(loss: float, either_form: str) -> None:
+def test_messages_cross_two_gateways_by_real_sockets(loss: float, form: type[Gateway]) -> None:
     """Both ways at once, whole and in order, whatever the path between the gateways loses."""
 
     async def run(pair: Pair) -> None:
@@ -182,12 +185,12 @@ def test_messages_cross_two_gateways_by_real_sockets(loss: float, either_form: s
         assert link["is_open"]
         assert link["num_paired"] == 1
         assert link["frames_sent_again"] > 0 or not loss
-        assert pair.near.statistics()["datapath"] == either_form
+        assert pair.near.statistics()["datapath"] == ("python" if form is Gateway else "native")
 
-    with_pair(run, loss)
+    with_pair(run, loss, form)
 
 
-def test_a_far_gateway_that_restarts_is_found_again(either_form: str) -> None:
+def test_a_far_gateway_that_restarts_is_found_again(form: type[Gateway]) -> None:
     """Another process at its address goes on where the first one stopped."""
 
     async def run(pair: Pair) -> None:
@@ -203,7 +206,7 @@ def test_a_far_gateway_that_restarts_is_found_again(either_form: str) -> None:
         await pair.until(lambda: len(pair.far_nic.arrived) == 60)
         assert pair.far_nic.arrived == all_of_them
 
-    with_pair(run)
+    with_pair(run, form=form)
 
 
 def test_strangers_reach_nothing() -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 import zlib
+from functools import partial
 from pathlib import Path
 from random import Random
 from types import ModuleType
@@ -13,7 +13,6 @@ from unittest.mock import Mock
 import pytest
 
 from isthmus.core.errors import InputError, UnavailableError
-from isthmus.wan.roce.gateway import make_gateway as make_gateway_module
 from isthmus.wan.roce.gateway.gateway import Gateway, GatewayStatistics
 from isthmus.wan.roce.gateway.gateway_events import (
     GatewayEvent,
@@ -27,9 +26,9 @@ from isthmus.wan.roce.gateway.gateway_events import (
     Tick,
 )
 from isthmus.wan.roce.gateway.gateway_settings import GatewaySettings
-from isthmus.wan.roce.gateway.make_gateway import make_gateway, native_gateway
+from isthmus.wan.roce.gateway.native_gateway import native_gateway
 from isthmus.wan.roce.nic import PostWork
-from scripts import build_native
+from scripts.build_native import build_native
 from tests.wan.roce import gateway_lab
 from tests.wan.roce.test_connections import SETTINGS, connect, set_up
 from tests.wan.roce.test_gateway import RandomTraffic, check_numbers_after_a_restart, settings_of
@@ -38,9 +37,7 @@ from tests.wan.roce.test_gateway import RandomTraffic, check_numbers_after_a_res
 class Twins:
     """Both forms of a gateway; every answer of the two is compared."""
 
-    def __init__(self, settings: GatewaySettings, epoch: int) -> None:
-        native = native_gateway()
-        assert native is not None
+    def __init__(self, native: type[Gateway], settings: GatewaySettings, epoch: int) -> None:
         self.specified, self.native = Gateway(settings, epoch), native(settings, epoch)
 
     def handle(self, event: GatewayEvent, now_s: float) -> list[GatewayInstruction]:
@@ -75,24 +72,24 @@ class Twins:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_both_forms_say_the_same_over_bad_lines(built: None, seed: int) -> None:
+def test_both_forms_say_the_same_over_bad_lines(native: type[Gateway], seed: int) -> None:
     """Any loss, repeats, reordering, lossy LANs, wrapped numbers and restarts: equal instructions, event by event."""
     restart = ((), (gateway_lab.NEAR,), (gateway_lab.FAR,), ())[seed % 4]
-    traffic = RandomTraffic(seed, acknowledge_near=seed % 3 > 0, lab_fields={"make": Twins})
+    traffic = RandomTraffic(seed, acknowledge_near=seed % 3 > 0, lab_fields={"make": partial(Twins, native)})
     traffic.run(restart)
     for gateway in traffic.lab.gateways:
         assert gateway is not None
         gateway.statistics()
 
 
-def test_both_forms_keep_a_number_given_again_with_its_queue_pair(built: None) -> None:
+def test_both_forms_keep_a_number_given_again_with_its_queue_pair(native: type[Gateway]) -> None:
     """After a restart of the peer, what had the number before ends without it."""
-    check_numbers_after_a_restart(Twins)
+    check_numbers_after_a_restart(partial(Twins, native))
 
 
-def test_both_forms_learn_queue_pairs_from_messages(built: None) -> None:
+def test_both_forms_learn_queue_pairs_from_messages(native: type[Gateway]) -> None:
     """What REQ and REP name begins at once in both, with near acknowledgements, and again under the same numbers."""
-    lab = gateway_lab.GatewayLab(1, settings=SETTINGS, make=Twins)
+    lab = gateway_lab.GatewayLab(1, settings=SETTINGS, make=partial(Twins, native))
     for number in range(2):
         pair = connect(lab, near_psn=2**24 - 2, far_psn=700 + number)
         set_up(lab, pair, number)
@@ -101,7 +98,7 @@ def test_both_forms_learn_queue_pairs_from_messages(built: None) -> None:
         assert pair[1].arrived == [bytes(9_000)]
 
 
-def test_both_forms_refuse_what_is_forged(built: None) -> None:
+def test_both_forms_refuse_what_is_forged(native: type[Gateway]) -> None:
     """Cut, flipped and random frames and datagrams, in runs and alone: equal answers, bounded memory, no crash."""
     rng, settings = Random(7), settings_of(acknowledge_near=True, max_queue_pairs=40, max_flow_bytes=50_000)
     traffic = RandomTraffic(3, acknowledge_near=True)
@@ -115,7 +112,7 @@ def test_both_forms_refuse_what_is_forged(built: None) -> None:
 
     traffic.lab.carry_out = keep  # type: ignore[method-assign]
     traffic.run()
-    gateway, now_s = Twins(settings, 5), 0.0
+    gateway, now_s = Twins(native, settings, 5), 0.0
     for number in range(6_000):
         now_s += rng.choice((0.0, 1e-5, 1e-3, 0.2))
         is_link, data = rng.choice(known)
@@ -134,19 +131,17 @@ def test_both_forms_refuse_what_is_forged(built: None) -> None:
     assert gateway.is_connected
 
 
-def test_the_checksum_is_that_of_zlib(built: None) -> None:
+def test_the_checksum_is_that_of_zlib(native_module: ModuleType) -> None:
     """Every length to 300 and some longer ones, whatever the processor can do."""
-    crc32 = importlib.import_module("isthmus.wan.roce.gateway._native").crc32
+    crc32 = native_module.crc32
     rng = Random(1)
     for size in (*range(300), 1_068, 4_096, 9_216):
         data = rng.randbytes(size)
         assert crc32(data) == zlib.crc32(data)
 
 
-def test_what_is_no_event_is_refused(built: None) -> None:
+def test_what_is_no_event_is_refused(native: type[Gateway]) -> None:
     """Epochs out of range, frames that are no bytes, and other calls raise; nothing is read beyond its end."""
-    native = native_gateway()
-    assert native is not None
     with pytest.raises(InputError, match="epoch"):
         native(settings_of(), 0)
     gateway = native(settings_of(), 1)
@@ -161,49 +156,27 @@ def test_what_is_no_event_is_refused(built: None) -> None:
     assert gateway.statistics().frames_refused == 0
     assert gateway.handle(NicFrame(b""), 0.0)[1:] == []
     assert gateway.statistics().frames_refused == 1
-    Twins(settings_of(), 1).handle(Tick(), math.inf)
+    Twins(native, settings_of(), 1).handle(Tick(), math.inf)
 
 
-def test_a_module_of_other_sources_is_refused(
-    built: None, native_module: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_module_of_other_sources_is_refused(native_module: ModuleType, tmp_path: Path) -> None:
     """It would be another state machine than Python's; without sources beside it, it is taken."""
-    monkeypatch.setattr(make_gateway_module, "SOURCES", tmp_path)
     with pytest.raises(UnavailableError, match="other sources") as error:
-        native_gateway()
+        native_gateway(lambda: native_module, tmp_path)
     assert "make native" in (error.value.hint or "")
-    monkeypatch.setattr(make_gateway_module, "SOURCES", tmp_path / "absent")
-    assert native_gateway() is native_module.NativeGateway
+    assert native_gateway(lambda: native_module, tmp_path / "absent") is native_module.NativeGateway
 
 
-def test_a_module_that_cannot_be_loaded_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_that_cannot_be_loaded_is_told() -> None:
     """Only one that is not there means Python's form."""
-    native_gateway.cache_clear()
-    for error in (ImportError("undefined symbol"), ModuleNotFoundError("No module")):
-        monkeypatch.setattr(importlib, "import_module", Mock(side_effect=error))
-        if isinstance(error, ModuleNotFoundError):
-            assert native_gateway() is None
-        else:
-            with pytest.raises(UnavailableError, match="undefined symbol"):
-                native_gateway()
-    native_gateway.cache_clear()
+    assert native_gateway(Mock(side_effect=ModuleNotFoundError("No module"))) is None
+    with pytest.raises(UnavailableError, match="undefined symbol"):
+        native_gateway(Mock(side_effect=ImportError("undefined symbol")))
 
 
-def test_a_build_that_fails_leaves_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The compiler's half of a module is removed, and the former module stays."""
-    compile_ = tmp_path / "compile"
-    compile_.write_text("#!/bin/sh\nwhile [ $# -gt 1 ]; do shift; done\necho half > $1\nexit 1\n")
-    compile_.chmod(0o755)
-    monkeypatch.setenv("CXX", str(compile_))
-    folder = tmp_path / "made"
-    folder.mkdir()
+def test_a_build_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    """The compiler's half of a module is removed."""
+    compile_half = "while [ $# -gt 1 ]; do shift; done; echo half > $1; exit 1"
     with pytest.raises(SystemExit, match="status 1"):
-        build_native.build_native(folder)
-    assert list(folder.iterdir()) == []
-
-
-def test_the_native_form_is_taken_where_it_is_built(built: None) -> None:
-    """The gateway's process asks `make_gateway`."""
-    native = native_gateway()
-    assert native is not None
-    assert isinstance(make_gateway(settings_of(), 1), native)
+        build_native(tmp_path, ["sh", "-c", compile_half, "sh"])
+    assert list(tmp_path.iterdir()) == []

@@ -16,6 +16,7 @@ from isthmus.wan.dial import format_address
 from isthmus.wan.gateway.gateway_config import FarSite, GatewayConfig, Network
 from isthmus.wan.gateway.nic_port import NicPort, TunNics, UdpNics, bind_udp
 from isthmus.wan.gateway.sealed_link import Opened, SealedLink, SendDatagram
+from isthmus.wan.roce.gateway.gateway import Gateway
 from isthmus.wan.roce.gateway.gateway_events import (
     GatewayEvent,
     LinkDatagrams,
@@ -24,7 +25,7 @@ from isthmus.wan.roce.gateway.gateway_events import (
     SendToNic,
     Tick,
 )
-from isthmus.wan.roce.gateway.make_gateway import make_gateway, native_gateway
+from isthmus.wan.roce.gateway.native_gateway import native_gateway
 
 MAX_READ = 64
 """Frames or datagrams that are read before timers are looked at."""
@@ -35,19 +36,22 @@ MAX_QUEUED_ADDRESSES = 65_536
 class _Site:
     """A link to another site."""
 
-    def __init__(self, name: str, far: FarSite, config: GatewayConfig) -> None:
+    def __init__(self, name: str, far: FarSite, config: GatewayConfig, form: type[Gateway]) -> None:
         self.name, self.networks = name, far.networks
-        self.gateway = make_gateway(far.settings or config.settings, secrets.randbelow(2**32 - 1) + 1)
+        self.gateway = form(far.settings or config.settings, secrets.randbelow(2**32 - 1) + 1)
         self.link = SealedLink(far.key, (config.site, name), far.address, lambda: secrets.randbits(32))
         self.num_unsent = 0
 
 
 class GatewayService:
-    """A gateway of a site, on an event loop."""
+    """A gateway of a site, on an event loop; `form` is its state machine, the native one if that is built."""
 
-    def __init__(self, config: GatewayConfig, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, config: GatewayConfig, loop: asyncio.AbstractEventLoop, form: type[Gateway] | None = None
+    ) -> None:
         self.config, self._loop = config, loop
-        self._sites = {name: _Site(name, far, config) for name, far in config.sites.items()}
+        self._form = form or native_gateway() or Gateway
+        self._sites = {name: _Site(name, far, config, self._form) for name, far in config.sites.items()}
         self._nics: NicPort | None = None
         self._socket: socket.socket | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -108,7 +112,7 @@ class GatewayService:
         ]
         return {
             "site": self.config.site,
-            "datapath": "python" if native_gateway() is None else "native",
+            "datapath": "python" if self._form is Gateway else "native",
             "frames_refused": self._num_refused,
             "strangers": self._num_strangers,
             "links": links,

@@ -44,7 +44,7 @@ class LegDialler:
     def __init__(self, key: bytes, sites: tuple[str, str], tunnel: bytes, index: int, *, is_new: bool) -> None:
         """`sites` are those of dialler and listener."""
         self._noise = NoiseHandshake(_derive(key, "handshake"), _prologue(*sites))
-        self.first = _key_id(key) + self._noise.write_first(_IDENTITY.pack(tunnel, index, is_new))
+        self.first = _key_id(key, VERSION) + self._noise.write_first(_IDENTITY.pack(tunnel, index, is_new))
         self.sending: CipherState | None = None
         self.receiving: CipherState | None = None
 
@@ -104,7 +104,7 @@ class LegListener:
 
     def __init__(self, site: str, keys: Mapping[str, bytes]) -> None:
         self._site = site
-        self._keys = {_key_id(key): (peer, _derive(key, "handshake")) for peer, key in keys.items()}
+        self._keys = {_key_id(key, VERSION): (peer, _derive(key, "handshake")) for peer, key in keys.items()}
         self._older = {_key_id(key, old): (peer, old) for peer, key in keys.items() for old in range(1, VERSION)}
 
     def open(self, first: bytes) -> OpenedLeg | None:
@@ -132,7 +132,7 @@ def _prologue(dialler: str, listener: str) -> bytes:
     return json.dumps([f"isthmus proxy {VERSION}", dialler, listener]).encode()
 
 
-def _key_id(key: bytes, version: int = VERSION) -> bytes:
+def _key_id(key: bytes, version: int) -> bytes:
     return _derive(key, "key id" if version == 1 else f"key id {version}")[:_KEY_ID_BYTES]
 
 
