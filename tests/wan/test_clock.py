@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
+from unittest.mock import Mock
 
 import pytest
 
-from isthmus.wan.precise_timing import precise_event_loop
+from isthmus.wan.precise_timing import precise_event_loop, request_prompt_wakeup
 
 
 @pytest.mark.on_the_clock
@@ -37,3 +40,15 @@ def test_asking_to_be_woken_soon_harms_nothing() -> None:
     script = "from isthmus.wan.precise_timing import request_prompt_wakeup as ask; ask(); ask(); print('on')"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("on\n", "")
+
+
+@pytest.mark.parametrize("error", [PermissionError, OSError])
+def test_a_machine_without_real_time_priority_is_not_in_the_way(error: type[OSError]) -> None:
+    """Whatever forbids it, such as a cgroup without a share of real time; the thread keeps its ordinary priority."""
+
+    def ask() -> int:
+        request_prompt_wakeup(Mock(side_effect=error(1, "no")))
+        return os.sched_getscheduler(0)
+
+    with ThreadPoolExecutor(1) as thread:
+        assert thread.submit(ask).result() == os.SCHED_OTHER

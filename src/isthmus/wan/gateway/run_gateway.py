@@ -14,7 +14,7 @@ from typing import Any
 from isthmus.core.errors import UnavailableError
 from isthmus.wan.emulator import write_json_atomically
 from isthmus.wan.gateway.gateway_config import GatewayConfig
-from isthmus.wan.precise_timing import request_prompt_wakeup
+from isthmus.wan.precise_timing import request_short_slice, take_real_time_priority
 
 GATEWAY_FILE = "gateway.json"
 """State of the links, written every `STATE_INTERVAL_S`."""
@@ -27,24 +27,41 @@ _log = logging.getLogger(__name__)
 
 
 def run_gateway(
-    config: GatewayConfig, state_folder: Path | None, on_start: Callable[[dict[str, Any]], None]
+    config: GatewayConfig,
+    state_folder: Path | None,
+    on_start: Callable[[dict[str, Any]], None],
+    *,
+    real_time: bool = False,
 ) -> dict[str, Any]:
     """Run a gateway; call it in the main thread. Return its state at the end.
 
-    Calls `on_start` with its addresses. Raises `UnavailableError` if an address or a device cannot be had, or the
-    folder cannot be written.
+    Calls `on_start` with its addresses. `real_time` runs it before all processes of ordinary priority. Raises
+    `UnavailableError` if that is not permitted, an address or a device cannot be had, or the folder cannot be written.
     """
+    _set_priority(real_time=real_time)
     try:
         if state_folder is not None:
             state_folder.mkdir(parents=True, exist_ok=True)
         gc.freeze()  # frames are freed by their counts; a collection would only delay them
         gc.set_threshold(GC_THRESHOLD)
-        request_prompt_wakeup()
         return asyncio.run(_serve(config, state_folder, on_start))
     except OSError as error:
         raise UnavailableError(
             f"cannot write the gateway's state in {state_folder}: {error.strerror}",
             hint="free space, or choose another folder",
+        ) from error
+
+
+def _set_priority(*, real_time: bool) -> None:
+    if not real_time:
+        request_short_slice()
+        return
+    try:
+        take_real_time_priority()
+    except OSError as error:
+        raise UnavailableError(
+            f"cannot take real-time priority: {error.strerror}",
+            hint="give the process CAP_SYS_NICE (`LimitRTPRIO=1` in systemd), or leave out --real-time",
         ) from error
 
 

@@ -50,6 +50,8 @@ def links(
     through the addresses in routes.json, other traffic through those in others.json. --runs-first gives
     other traffic only the bandwidth that runs leave, as on a link with guaranteed bandwidth. With --promises, the
     connections that a booking's `flows` match have its rate, neither more nor less, and all others share the rest.
+
+    The process takes real-time priority where the system permits it, so that other load does not delay traffic.
     """
     from isthmus.wan import Admission, run_links
 

@@ -82,6 +82,13 @@ def gateway(
     tries: Annotated[
         int, typer.Option(metavar="N", min=1, help="Most times that a frame is sent before its queue pair fails.")
     ] = 12,
+    real_time: Annotated[
+        bool,
+        typer.Option(
+            "--real-time",
+            help="Take real-time priority, before all ordinary processes of the machine; needs CAP_SYS_NICE.",
+        ),
+    ] = False,
     state: Annotated[
         Path | None, typer.Option("--state", metavar="DIR", help="Folder for gateway.json, written every second.")
     ] = None,
@@ -129,7 +136,7 @@ def gateway(
             lambda: f"gateway of {found['site']} at {found['listen']}, frames of NICs at {found['frames']}",
         )
 
-    final = run_gateway(config, state, on_start)
+    final = run_gateway(config, state, on_start, real_time=real_time)
     env.answer(final, lambda: _ended(final))
 
 
