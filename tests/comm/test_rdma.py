@@ -17,9 +17,9 @@ import pytest
 from isthmus.comm.channel.channel import PlainChannel
 from isthmus.comm.rdma.ibverbs_device import open_card
 from isthmus.comm.rdma.open_device import USER_SPACE, open_device, use_device
-from isthmus.comm.rdma.rdma_channel import BLOCK_BYTES, NUM_BLOCKS, NUM_SLOTS, RdmaChannel
+from isthmus.comm.rdma.rdma_channel import BLOCK_BYTES, LINGER_S, NUM_BLOCKS, NUM_SLOTS, RdmaChannel
 from isthmus.comm.rdma.upgrade_channel import upgrade_channel
-from isthmus.comm.rdma.user_space_device import Faults, UserSpaceDevice
+from isthmus.comm.rdma.user_space_device import Faults, UserSpaceDevice, UserSpacePair
 from isthmus.comm.transport.check_transport import check_joined_transport
 from isthmus.core.base_model import TransportKind
 from isthmus.core.errors import InputError, PeerError, UnavailableError
@@ -263,6 +263,64 @@ def test_a_device_that_cannot_be_opened_is_named() -> None:
         open_card("no-such-card")
     with pytest.raises(InputError, match="install rdma-core"):
         open_card(library="libno-such.so.1")
+
+
+def test_a_nic_that_fails_ends_its_connections() -> None:
+    """Whatever fails in its thread: nobody waits for it, and it opens no more pairs."""
+    is_failing = threading.Event()
+
+    def failing(packet: bytes) -> Iterable[bytes]:
+        if is_failing.is_set():
+            raise LookupError("a defect")
+        return (packet,)
+
+    with channels(intact, failing) as (near, far):
+        is_failing.set()
+        near.write([b"x"])
+        for one in (near, far):
+            with pytest.raises(ConnectionResetError):
+                read(one, 2 if one is far else 1)
+
+
+def test_a_nic_that_has_failed_opens_no_pair() -> None:
+    """Its error says why."""
+    failed = threading.Event()
+
+    class Broken(UserSpacePair):
+        def next_tick_s(self) -> float:
+            raise LookupError("a defect")
+
+        def fail(self, reason: str) -> None:
+            failed.set()
+
+    with devices(intact) as (device,):
+        good = device.open_pair(memoryview(bytearray(10)), 0, 10, 1)
+        device._pairs[2] = Broken(device, good.record, memoryview(b""), 0)
+        device.wake_by(0)
+        assert failed.wait(LIMIT_S)
+        assert "a defect" in good.poll()[0].error
+        with pytest.raises(OSError, match="has failed.*a defect"):
+            device.open_pair(memoryview(bytearray(10)), 0, 10, 1)
+
+
+def test_connections_whose_way_is_lost_end_together() -> None:
+    """Each may take a second to deliver what was written, but all take it at once, of several peers too."""
+    cut = threading.Event()
+
+    def cuttable(packet: bytes) -> Iterable[bytes]:
+        return () if cut.is_set() else (packet,)
+
+    with devices(*[cuttable] * 3) as found:
+        all_ranks = transports(3, lanes=3, rdma=names(found))
+        cut.set()
+        for peer in (1, 2):
+            all_ranks[0].send(peer, 1, "x", memoryview(bytes(2**20)))
+        time.sleep(0.2)
+        start_s = time.monotonic()
+        all_ranks[0].abort()
+        assert time.monotonic() - start_s < 2 * LINGER_S
+        for one in all_ranks[1:]:
+            one.abort()
 
 
 def test_a_message_longer_than_a_block_is_refused() -> None:

@@ -68,11 +68,10 @@ class RdmaChannel:
         self.socket, self.part_timeout_s = inner.socket, math.inf
         self._inner = inner
         self._memory = memoryview(mmap.mmap(-1, MEMORY_BYTES))
-        self._pair: VerbsPair = device.open_pair(self._memory, REGION_AT, REGION_BYTES, DEPTH)
         self._changed = threading.Condition()
         self._peer: PairRecord | None = None
         self._error: OSError | None = None
-        self._is_shut = False
+        self._is_shut = self._is_closed = False
         self._arrived: deque[_Message] = deque()
         self._reading: _Message | None = None
         # Posted sends, in order; how many of a kind were ever posted, are not complete, and what the peer has room for.
@@ -84,10 +83,16 @@ class RdmaChannel:
         self._num_held: Counter[str] = Counter()
         self._num_read: Counter[str] = Counter()
         self._num_written = 0
-        self._waker = os.eventfd(0, os.EFD_NONBLOCK)
         self._proxy = threading.Thread(target=self._run, name="isthmus-rdma", daemon=True)
-        for number in range(_NUM_RECEIVES):
-            self._pair.post_receive(number, number * SLOT_BYTES, SLOT_BYTES)
+        self._pair: VerbsPair = device.open_pair(self._memory, REGION_AT, REGION_BYTES, DEPTH)
+        self._waker = -1
+        try:
+            self._waker = os.eventfd(0, os.EFD_NONBLOCK)
+            for number in range(_NUM_RECEIVES):
+                self._pair.post_receive(number, number * SLOT_BYTES, SLOT_BYTES)
+        except OSError:
+            self._release()
+            raise
 
     @property
     def record(self) -> PairRecord:
@@ -141,9 +146,9 @@ class RdmaChannel:
     def shut_down(self) -> None:
         """End reading and writing here; what was written still reaches the peer, which then sees an end."""
         with self._changed:
-            self._is_shut = True
+            was_shut, self._is_shut = self._is_shut, True
             self._changed.notify_all()
-            if self._waker >= 0:
+            if not was_shut:  # the proxy reads it once
                 os.eventfd_write(self._waker, 1)
 
     def close(self) -> None:
@@ -152,11 +157,15 @@ class RdmaChannel:
         if self._proxy.ident is not None:
             self._proxy.join()
         with self._changed:
-            waker, self._waker = self._waker, -1
-        if waker >= 0:
-            self._pair.close()
+            was_closed, self._is_closed = self._is_closed, True
+        if not was_closed:
+            self._release()
             self._inner.close()
-            os.close(waker)
+
+    def _release(self) -> None:
+        self._pair.close()
+        if self._waker >= 0:
+            os.close(self._waker)
 
     # --- waiting
 
@@ -238,6 +247,16 @@ class RdmaChannel:
     # --- the proxy
 
     def _run(self) -> None:
+        try:
+            self._take_completions()
+        except Exception as error:  # whatever it is: nobody else wakes who reads or writes
+            with self._changed:
+                self._fail(str(error) if isinstance(error, OSError | ValueError) else f"RDMA: {error!r}")
+        finally:
+            self._inner.shut_down()
+
+    def _take_completions(self) -> None:
+        """Take completions until the channel fails, or is shut down and has sent all."""
         poll = select.poll()
         connection = self.socket.fileno()
         for number in (self._pair.fileno(), connection, self._waker):
@@ -247,19 +266,15 @@ class RdmaChannel:
             ready = {number for number, _ in poll.poll(None if end_s == math.inf else 1e3 * _WAIT_S)}
             has_ended = connection in ready and self._look_at_socket()
             with self._changed:
-                try:
-                    for one in self._pair.poll():
-                        self._complete(one)
-                except (OSError, ValueError) as error:
-                    self._fail(str(error))
+                for one in self._pair.poll():
+                    self._complete(one)
                 if has_ended:
                     self._fail("closed its connection")
                 if self._is_shut and end_s == math.inf:
                     end_s = time.monotonic() + LINGER_S
                     os.eventfd_read(self._waker)
                 if self._is_shut and not self._sends:
-                    break
-        self._inner.shut_down()
+                    return
 
     def _look_at_socket(self) -> bool:
         """Return whether the TCP connection has ended, or carries what it may not."""

@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from isthmus.comm.channel.channel import Channel
 from isthmus.comm.tcp.greeting import Claim
 from isthmus.comm.tcp.handshake import Handshake
 from isthmus.comm.tcp.reconnect import GreetedChannel
@@ -175,6 +176,7 @@ class Entrance:
 
     def _answer(self, sock: socket.socket, opened: Any, address: str) -> None:
         claimed: list[tuple[int, int]] = []
+        end: socket.socket | Channel = sock
 
         def claim(rank: int, number: int) -> bool:
             if self._claim(rank, number):
@@ -184,12 +186,13 @@ class Entrance:
         try:
             sock.settimeout(GREETING_TIMEOUT_S)
             rank, number, greeted = self._handshake.answer(sock, opened, claim)
+            end = greeted[0]
             with self._lock:  # from here on `close` and `poll` leave the connection alone
                 self._answering[threading.current_thread()] = None, float("inf")
             if not self._admit(rank, number, greeted):
-                sock.close()
+                end.close()
         except (IsthmusError, OSError) as error:
-            sock.close()
+            end.close()
             for one in claimed:
                 self._unclaim(*one)
             if isinstance(error, RestartError):
