@@ -299,7 +299,7 @@ def test_a_nic_that_has_failed_opens_no_pair() -> None:
         device.wake_by(0)
         assert failed.wait(LIMIT_S)
         assert "a defect" in good.poll()[0].error
-        with pytest.raises(OSError, match="has failed.*a defect"):
+        with pytest.raises(OSError, match=r"has failed.*a defect"):
             device.open_pair(memoryview(bytearray(10)), 0, 10, 1)
 
 
@@ -312,9 +312,12 @@ def test_connections_whose_way_is_lost_end_together() -> None:
 
     with devices(*[cuttable] * 3) as found:
         all_ranks = transports(3, lanes=3, rdma=names(found))
+        messages = [(peer, memoryview(bytes(2**20))) for peer in (1, 2)]
+        for sent in [all_ranks[0].send(peer, 1, "x", data) for peer, data in messages]:
+            sent.result(LIMIT_S)
         cut.set()
-        for peer in (1, 2):
-            all_ranks[0].send(peer, 1, "x", memoryview(bytes(2**20)))
+        for peer, data in messages:
+            all_ranks[0].send(peer, 1, "x", data)
         time.sleep(0.2)
         start_s = time.monotonic()
         all_ranks[0].abort()

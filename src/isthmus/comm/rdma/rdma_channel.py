@@ -130,6 +130,10 @@ class RdmaChannel:
                 self._room[_BLOCK] -= 1
                 self._write_block(start, size)
 
+    def wait_until_sent(self, limit_s: float) -> None:
+        """Wait until the peer's device has acknowledged what was written; raises `TimeoutError` after `limit_s`."""
+        self._wait(lambda: not self._sends, limit_s, lambda: False)
+
     def read_into(self, into: memoryview, tolerate_silence: Callable[[], bool] = lambda: False) -> None:
         """Fill `into` with the next part; see `Channel`."""
         size = len(into) + self._inner.tag_bytes

@@ -40,6 +40,9 @@ _MAX_ACCEPTS = 64
 Admit = Callable[[int, int, GreetedChannel], bool]
 """(rank, number, connection) -> whether the connection was taken."""
 
+Unclaim = Callable[[int, int, Exception], object]
+"""(rank, number, why) for a connection that was claimed and then failed."""
+
 
 @dataclass(eq=False)
 class _Waiting:
@@ -54,8 +57,8 @@ class _Waiting:
 class Entrance:
     """The entrance of `listener`, which it leaves open. `poll` accepts and reads; `close` ends what is under way.
 
-    `claim` and `unclaim` mark a connection as being opened, `admit` takes it, `on_restart` handles a rank with a later
-    incarnation, and `on_refused` counts a caller that was turned away, by its address.
+    `claim` and `unclaim` mark a connection as being opened, or not any more, `admit` takes it, `on_restart` handles a
+    rank with a later incarnation, and `on_refused` counts a caller that was turned away, by its address.
     """
 
     def __init__(
@@ -65,7 +68,7 @@ class Entrance:
         admit: Admit,
         *,
         claim: Claim = lambda _rank, _number: True,
-        unclaim: Callable[[int, int], object] = lambda _rank, _number: None,
+        unclaim: Unclaim = lambda _rank, _number, _why: None,
         on_restart: Callable[[RestartError], None] = lambda _: None,
         on_refused: Callable[[str], None] = lambda _: None,
         max_waiting: int = MAX_WAITING,
@@ -194,7 +197,7 @@ class Entrance:
         except (IsthmusError, OSError) as error:
             end.close()
             for one in claimed:
-                self._unclaim(*one)
+                self._unclaim(*one, error)
             if isinstance(error, RestartError):
                 self._on_restart(error)
             elif not isinstance(error, UnavailableError):  # a member that comes too early dials again
