@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,7 +26,7 @@ from isthmus.agent.service.agent_state_folder import LocalJobFile, log_tail, rea
 from isthmus.agent.service.part_table import PartTable
 from isthmus.core.errors import FileError, UnavailableError
 from isthmus.core.messages.agent_messages import AgentOrders, PartOrder, QueueEntry, RankMap, RunKeys
-from isthmus.core.messages.worker_folder import WorkerFolder, WorkerKeys
+from isthmus.core.messages.worker_folder import WorkerAccount, WorkerFolder, WorkerKeys
 from isthmus.core.plan import StageTime
 from isthmus.core.pool import Pool
 from isthmus.site import StartWorker
@@ -204,6 +205,20 @@ def test_keys_outlive_an_agent_that_ends_before_the_start(tmp_path: Path) -> Non
     assert len(site.adapter.started) == 2
     assert site.states == {"a/1": "running"}
     assert WorkerFolder(site.state / "runs/a/1/rank-0").take_keys() == WorkerKeys(keys=KEYS.keys)
+
+
+@pytest.mark.attack
+def test_keys_that_another_account_put_there_are_not_used(tmp_path: Path) -> None:
+    """Nor a link: the part fails for want of keys, as without the file."""
+    folder, account = WorkerFolder(tmp_path), WorkerAccount(name="j", uid=os.geteuid() + 1, gid=1)
+    folder.write_keys(WorkerKeys(keys=KEYS.keys))
+    assert folder.left_keys(account) == WorkerKeys(keys=KEYS.keys)
+    if os.geteuid() == 0:
+        os.chown(folder.keys_path, account.uid + 1, -1)
+        assert folder.left_keys(account) is None
+    folder.keys_path.rename(tmp_path / "elsewhere")
+    folder.keys_path.symlink_to(tmp_path / "elsewhere")
+    assert folder.left_keys(account) is None
 
 
 def test_keys_of_a_deposed_leader_are_ignored(site: Site) -> None:

@@ -111,6 +111,16 @@ def test_the_planner_gets_the_limit_as_the_largest_size() -> None:
     assert pool.asked["two"].submission.job.placement.max_chips is None
 
 
+def test_a_limit_of_no_chips_asks_for_no_other_plan() -> None:
+    """There is none: a job of one chip waits for the limit, not for the planner."""
+    pool = pool_with(LAB)
+    run(pool, "full", "a", "a", "a", "a", user="eve")
+    pool.submit("one", plan("a"), user="ann")
+    pool.asked.clear()
+    set_accounts(pool, accounts(LAB | {"limits": {"chips": 0}}))
+    assert pool.asked == {}
+
+
 @pytest.mark.parametrize(
     ("user", "named", "found"),
     [

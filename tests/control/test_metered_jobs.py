@@ -85,6 +85,16 @@ def test_chips_that_the_sites_scheduler_has_not_granted_cost_nothing() -> None:
     assert cost(pool) == {"job:j": -1.0, "owner:owner-a": 1.0}
 
 
+def test_a_running_part_has_its_chips_whatever_its_site_says_of_the_grant() -> None:
+    """User and owner gain nothing from a report that calls chips of a running part ungranted."""
+    pool = running("a")
+    pool.report("a", ObservedPart(job="j", attempt=1, state="running", ungranted=True))
+    pool.now_s += HOUR_S
+    pool.cancel("j")
+    pool.report("a", seen("j", 1, "released"))
+    assert cost(pool) == {"job:j": -1.0, "owner:owner-a": 1.0}
+
+
 def test_a_site_that_prepares_late_pays_the_one_that_waits() -> None:
     """Site a holds its chips for an hour until b has them too; then both train for an hour."""
     pool = priced()

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from isthmus.control.queries.accounts.lent_chips import is_above
+from isthmus.control.queries.accounts.limit_refusals import free_within_limits
 from isthmus.control.state.allocations import chip_needs_of
 from isthmus.control.state.events import AccountsSet
 from isthmus.control.state.job_records import JobRecord
@@ -19,9 +20,10 @@ from isthmus.control.store.snapshot_codec import restore_state, serialize_state
 from isthmus.core.errors import ConflictError, FieldError
 from isthmus.core.owner.accounts import Accounts
 from isthmus.core.owner.chip_scope import ChipScope
+from isthmus.core.pool import NodeGroup
 from isthmus.core.pool_resource import PoolResource
 from tests.control.driver import Driver
-from tests.control.samples import plan
+from tests.control.samples import cluster, plan
 
 A, B = (PoolResource.chips(site, "g") for site in "ab")
 
@@ -163,6 +165,41 @@ def test_the_planner_gets_no_more_chips_of_a_site_than_the_limit_there() -> None
     pool.answer("one", plan("a"))
     pool.submit("two", user="other")
     assert pool.asked["two"].free_chips["b"] == {"g": 4}
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_limits_of_node_groups_count_before_those_of_their_cluster(first: int) -> None:
+    """In any order: the four chips of the cluster are those of the group that the job may use."""
+    pool = Driver("a")
+    groups = tuple(NodeGroup(name=name, chip="H20", nodes=1, chips_per_node=4) for name in "gh")
+    pool.clusters["a"] = pool.clusters["a"].model_copy(update={"node_groups": groups})
+    pool.report("a")
+    lines = [at("a", 4), at("a", 0, "g")]
+    set_accounts(pool, project("lab", limits={"chips_at": [lines[first], lines[1 - first]]}))
+    pool.submit("one", user="lab")
+    state = pool.coordinator.state
+    assert free_within_limits(state, state.jobs["one"], {"a": {"g": 4, "h": 4}}) == {"a": {"g": 0, "h": 4}}
+
+
+def test_a_guarantee_beyond_a_cluster_that_shrank_may_be_lowered_step_by_step() -> None:
+    """Only what grows is refused."""
+    pool = pool_with(project("x", at("a", 4)), project("y", at("a", 4)), chips=8)
+    pool.clusters["a"] = cluster("a", 4)
+    pool.report("a")
+    set_accounts(pool, project("x", at("a", 2)), project("y", at("a", 4)))
+    with pytest.raises(ConflictError, match="7 chips of a are guaranteed, it has 4"):
+        set_accounts(pool, project("x", at("a", 3)), project("y", at("a", 4)))
+
+
+def test_a_change_is_not_checked_against_what_it_leaves_as_it_is() -> None:
+    """A project above a limit keeps nobody from changing another, and is not told of."""
+    over = project("x", limits={"chip_hours_per_month": 1})
+    pool = pool_with(over, project("y"))
+    start(pool, "one", "x", "aa")
+    pool.now_s += 3600
+    set_accounts(pool, over, project("y", at("b", 1)))
+    with pytest.raises(ConflictError, match=r"project x has used .* more than 1"):
+        set_accounts(pool, project("x", limits={"chip_hours_per_month": 1, "spend_per_month": "9"}), project("y"))
 
 
 def test_a_project_takes_chips_of_a_site_back_below_a_parent_at_its_limit_there() -> None:

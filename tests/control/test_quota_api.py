@@ -13,6 +13,12 @@ import pytest
 from isthmus.cli import main
 from isthmus.cli.commands.accounting.statement_formats import statement_page
 from isthmus.cli.environment.cli_environment import CliEnvironment
+from isthmus.control.service.auth import token_digest
+from isthmus.control.store.store_interface import StoredToken
+from isthmus.core.errors import InputError
+from isthmus.core.owner.accounts import MAX_PLACES, Accounts, ChipsAt, Limits, Project
+from isthmus.core.owner.own_quota import own_quota
+from isthmus.core.owner.with_quota import QuotaChange
 from isthmus.core.views.ledger_views import JobQuote, StatementView
 from tests.cli.test_catalogue_commands import forwarded
 from tests.control.serving import EAST, WEST, report, submission
@@ -242,12 +248,12 @@ def test_an_owner_sets_nothing_else_and_a_stranger_sees_nothing(server: Server, 
         ("owner-east", "project:lab", ("--at", "east=1"), 5, "no account 'project:lab'"),
         ("owner-west", "project:east-lab", ("--at", "west=1"), 5, "no account 'project:east-lab'"),
         ("owner-east", "user:bob", ("--chips", "1"), 5, "no account 'user:bob'"),
-        ("owner-east", "project:none", (), 5, "no account 'project:none'"),
+        ("owner-east", "project:none", ("--none",), 5, "no account 'project:none'"),
         ("owner-east", "project:east-lab", ("--at", "west=8"), 4, "cluster 'west' is not yours"),
         ("owner-east", "project:east-lab", ("--guarantee", "none=1"), 4, "cluster 'none' is not yours"),
         ("owner-east", "project:east-lab", ("--chips", "7"), 4, "chips: the operator sets it"),
         ("owner-east", "project:east-lab", ("--guarantee", "east=99"), 2, "99 chips of east are guaranteed, it has"),
-        ("bob", "project:east-lab", (), 4, "may not do this"),
+        ("bob", "project:east-lab", ("--none",), 4, "may not do this"),
     ]
     for caller, account, more, status, text in refused:
         found = run("quota", "limit", account, *more, caller=caller)
@@ -261,6 +267,38 @@ def test_an_owner_sets_nothing_else_and_a_stranger_sees_nothing(server: Server, 
 
 def test_guarantees_are_of_projects_and_name_chips(run: Run) -> None:
     """The command line says what to write."""
+    assert "no limit is given" in run("quota", "limit", "group:speech")[1]
+    assert "--none with limits" in run("quota", "limit", "group:speech", "--none", "--chips", "1")[1]
     assert "a user has no guarantee" in run("quota", "limit", "user:ann", "--guarantee", "east=1")[1]
     assert "'east' names no chips" in run("quota", "limit", "project:lab", "--at", "east")[1]
     assert "chips_at.0.chips: " in run("quota", "limit", "project:lab", "--at", "east=many")[1]
+
+
+def test_an_account_is_what_was_typed(server: Server, run: Run, tmp_path: Path) -> None:
+    """Signs of an address in a name change no other account."""
+    server.sync(report(EAST))
+    set_quotas(run, tmp_path, FILE % 8)
+    for name in ("lab?x=1", "lab#", "lab/nlp", "../lab"):
+        assert run("quota", "limit", f"project:{name}", "--chips", "1")[0] != 0, name
+    assert shown(run, "root")["project:lab"]["max_chips"] == 8
+
+
+def test_the_key_of_a_site_neither_sets_nor_reads_quotas(server: Server, run: Run, tmp_path: Path) -> None:
+    """It is on a machine of the site: accounts are the owner's."""
+    for site in (EAST, WEST):
+        server.sync(report(site))
+    set_quotas(run, tmp_path, OWNED)
+    server.store.put_token(
+        StoredToken(role="owner", name="owner-east", digest=token_digest("key"), created_s=0, site="east")
+    )
+    assert run("quota", "show", caller="key")[0] == 4
+    assert run("quota", "limit", "project:east-lab", "--at", "east=1", caller="key")[0] == 4
+
+
+def test_an_owner_names_no_more_places_than_fit_beside_those_of_others() -> None:
+    """The lines that the operator set for other clusters stay, and count."""
+    places = tuple(ChipsAt(cluster="east", node_group=f"g{at}", chips=1) for at in range(MAX_PLACES))
+    kept = Limits(chips_at=(ChipsAt(cluster="west", chips=1),))
+    accounts = Accounts(projects=(Project(name="lab", owner="owner-east", limits=kept),))
+    with pytest.raises(InputError, match="65 places with those of other owners' clusters, at most 64"):
+        own_quota(accounts, "project:lab", QuotaChange(chips_at=places), "owner-east", {"east"})

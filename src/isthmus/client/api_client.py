@@ -202,7 +202,7 @@ class ApiClient:
 
     def set_quota(self, account: str, change: QuotaChange) -> QuotaView:
         """Set the quota of one account (an admin), or of a project of the caller at its clusters (an owner)."""
-        return self._call(QuotaView, "POST", f"/v1/quotas/{account}", json=_json_body(change))
+        return self._call(QuotaView, "POST", f"/v1/quotas/{_quote_segment(account)}", json=_json_body(change))
 
     def quotas(self, account: str | None = None) -> QuotaView:
         """Return the accounts that the caller may see, or one, such as `project:nlp`, with limits and use."""

@@ -155,7 +155,7 @@ def open_to_account(folder: WorkerFolder, account: WorkerAccount | None) -> None
     if account is None or account.uid == os.geteuid():
         return
     for file in folder.path.iterdir():
-        if not file.is_dir():
+        if not file.is_dir() and file != folder.keys_path:  # which is for the account alone
             os.chown(file, -1, account.gid, follow_symlinks=False)
             file.chmod(0o640)
     os.chown(temporary, account.uid, account.gid)

@@ -558,10 +558,10 @@ class AgentService:
 
         The server sends them once: an agent that ended before the start of the worker has left them in its folder.
         """
-        keys = self._run_keys.get(part.key)
+        keys = self._run_keys.get(part.key) or folder.left_keys(account)
         if keys is not None:
             folder.write_keys(keys, account)
-        elif self._needs_keys and not folder.keys_path.exists():
+        elif self._needs_keys:
             raise UnavailableError(
                 f"the server sent no keys for links of {part.job}/{part.attempt}; without them no worker listens",
                 hint="use the same release of agent and server; the job restarts automatically",

@@ -131,8 +131,8 @@ def _record_checkpoint(part: PartRecord, seen: ObservedPart) -> bool:
 
 
 def _record_grant(part: PartRecord, seen: ObservedPart) -> bool:
-    """Adopt whether the site's scheduler has granted the part's chips."""
-    before, part.ungranted = part.ungranted, seen.ungranted
+    """Adopt whether the site's scheduler has granted the part's chips; those of a part beyond `ready` are granted."""
+    before, part.ungranted = part.ungranted, seen.ungranted and seen.state == "ready"
     return before != part.ungranted
 
 

@@ -6,6 +6,7 @@ replaced atomically (write to a temporary name, then rename) or appended in whol
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
@@ -334,6 +335,13 @@ class WorkerFolder:
             return _read_model(self.keys_path, WorkerKeys)
         finally:
             self.keys_path.unlink(missing_ok=True)
+
+    def left_keys(self, account: WorkerAccount | None = None) -> WorkerKeys | None:
+        """Return the keys that an earlier agent left for the worker; a file of a third account counts as missing."""
+        with contextlib.suppress(OSError, InputError):
+            owner = self.keys_path.lstat().st_uid
+            return _read_model(self.keys_path, WorkerKeys) if owner in (os.geteuid(), account and account.uid) else None
+        return None
 
     def read_limits(self) -> WorkerLimits | None:
         """Return the limits of the worker's program, or None."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from isthmus.core.errors import AuthError, NotFoundError
-from isthmus.core.owner.accounts import Accounts, ChipsAt, PlacedChips
+from isthmus.core.errors import AuthError, InputError, NotFoundError
+from isthmus.core.owner.accounts import MAX_PLACES, Accounts, ChipsAt, PlacedChips
 from isthmus.core.owner.with_quota import QuotaChange
 
 _OF_OPERATOR = ("chips", "chip_hours_per_month", "spend_per_month")
@@ -17,7 +17,7 @@ def own_quota(
     """Return the quota of an account after an owner's change: what the operator set for other clusters stays.
 
     `clusters` are the owner's. Raises `NotFoundError` for an account that is not a project of the owner, `AuthError`
-    for limits on anything but the chips of these clusters.
+    for limits on anything but the chips of these clusters, `InputError` for too many places.
     """
     found = [one for one in accounts.projects if f"project:{one.name}" == account and one.owner == owner]
     if not found:
@@ -33,6 +33,12 @@ def own_quota(
     guaranteed = change.guaranteed_at
     if guaranteed is not None:
         guaranteed = _merged(project.guaranteed_at, guaranteed, clusters)
+    for lines in (kept.chips_at, guaranteed or ()):
+        if len(lines) > MAX_PLACES:
+            raise InputError(
+                f"{len(lines)} places with those of other owners' clusters, at most {MAX_PLACES}",
+                hint="name clusters instead of their node groups",
+            )
     return QuotaChange(**dict(kept), guaranteed_at=guaranteed)
 
 

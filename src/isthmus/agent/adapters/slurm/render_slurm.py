@@ -25,7 +25,8 @@ _HEAD = """#!/bin/sh
 # Part {job}, attempt {attempt}, at cluster {cluster}: the commands of the agent.
 # Words in braces stand for what is known at the start only: {{state}}, the agent's state folder; {{worker_folder}}, a
 # rank's folder in it; {{python}}, the agent's interpreter; {{job}}, {{node}}, {{places}} and {{cards}}, which Slurm
-# chooses; {{start}}, the id of a start. The id of the hold, drawn with the agent's key, is shown as zeros.
+# chooses; {{other_nodes}}, the allocation's other nodes (without any, --exclude is left out); {{start}}, the id of a
+# start. The id of the hold, drawn with the agent's key, is shown as zeros.
 """
 
 
@@ -45,14 +46,15 @@ def render_slurm(site: SlurmSite, part: PartRequest) -> RenderedHold:
     place = Path(WORKER_FOLDER)
     for at, (rank, start, need) in enumerate(zip(part.ranks, part.starts, request.ranks, strict=True)):
         asks = site.asks_of_step(need.node_group, "{cards_on_node}")
+        unit_number = next(number for number, (_, _, numbers) in enumerate(units) if at in numbers)
+        others = ("{other_nodes}",) if len(units[unit_number][2]) > 1 else ()
         step = step_arguments(
-            place, folder, job="{job}", node="{node}", asks=asks, places="{places}", start="{start}",
-            program=confined_worker(place, start.command, part.limits),
+            place, folder, job="{job}", node="{node}", other_nodes=others, asks=asks, places="{places}",
+            start="{start}", program=confined_worker(place, start.command, part.limits),
         )  # fmt: skip
         variables = worker_variables(place, {}, start, part.limits)
         variables |= site.visible_cards(need.node_group, start.cards)
         prefix = " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items())
-        unit_number = next(number for number, (_, _, numbers) in enumerate(units) if at in numbers)
         lines.append(f"\n# rank {rank}, in allocation {unit_number}\n{prefix} {_script(STEP, shown_words(step))}")
     settings = dict[str, tuple[Setting, ...]]()
     for group, _, _ in units:

@@ -65,7 +65,7 @@ def _placed(file: Path, error: FieldError) -> InputError:
     examples=[
         "isthmus quota limit user:ann --chips 8 --spend 500",
         "isthmus quota limit project:east-lab --at east/h20=8 --guarantee east/h20=4",
-        "isthmus quota limit group:speech --json",
+        "isthmus quota limit group:speech --none   # no limits any more",
     ],
 )
 def limit(
@@ -81,6 +81,7 @@ def limit(
     guarantee: Annotated[
         list[str] | None, typer.Option(metavar="PLACE=N", help="Chips guaranteed there; without it as before.")
     ] = None,
+    none: Annotated[bool, typer.Option("--none", help="Remove all limits.")] = False,
 ) -> None:
     """Set the limits of one account in place of those before, and what a project is guaranteed at clusters.
 
@@ -91,6 +92,11 @@ def limit(
         "chips_at": [_placed_chips(one) for one in at or ()],
         "guaranteed_at": None if guarantee is None else [_placed_chips(one) for one in guarantee],
     }  # fmt: skip
+    if none == any(value not in (None, []) for value in given.values()):
+        raise InputError(
+            "--none with limits" if none else "no limit is given",
+            hint="give the limits that hold from now on, or --none alone to remove all",
+        )
     try:
         change = QuotaChange.model_validate(given)
     except ValidationError as error:

@@ -22,7 +22,9 @@ def check_places(state: PoolState, accounts: Accounts) -> None:
     old, new = _promised(state.accounts.accounts.projects), _promised(accounts.projects)
     for scope, by_project in new.items():
         have, most = sum(by_project.values()), chips_of(state, scope)
-        if scope.cluster and most is not None and have > most and by_project != old.get(scope):
+        before_it = old.get(scope, {})
+        grows = any(chips > before_it.get(name, 0) for name, chips in by_project.items())
+        if scope.cluster and most is not None and have > most and grows:
             held = ", ".join(f"{name} {chips}" for name, chips in sorted(by_project.items()))
             raise ConflictError(
                 f"{have} chips of {scope} are guaranteed, it has {most}: {held}",

@@ -44,14 +44,21 @@ def admit_accounts(state: PoolState, event: AccountsSet) -> bool:
             f"project '{name}' is left out, but {number} of its jobs have not ended",
             hint=f"cancel them or wait: isthmus quota show --project {name}",
         )
-    holders: dict[str, list[JobRecord]] = {}
-    for job in state.live_jobs.values():
-        for account in tree.accounts_of(job.user, job.project) if job.charged_chips else ():
-            holders.setdefault(account, []).append(job)
+    known, holders, held_before = state.accounts.tree, _holders(state, tree), _holders(state, state.accounts.tree)
     for account, limits in tree.limited():
-        if account in holders:
+        is_changed = limits != known.limits(account) or holders.get(account) != held_before.get(account)
+        if account in holders and is_changed:
             _check_limits(state, account, limits, holders[account], event.now_s)
     return True
+
+
+def _holders(state: PoolState, tree: AccountTree) -> dict[str, list[JobRecord]]:
+    """Return the jobs that hold chips, by the accounts that they count to."""
+    found: dict[str, list[JobRecord]] = {}
+    for job in state.live_jobs.values():
+        for account in tree.accounts_of(job.user, job.project) if job.charged_chips else ():
+            found.setdefault(account, []).append(job)
+    return found
 
 
 def replace_accounts(state: PoolState, event: AccountsSet) -> None:

@@ -124,7 +124,7 @@ def is_above_limits(state: PoolState, job: JobRecord) -> bool:
     """Return whether the job's plan has more chips than a limit of its accounts, so that it can never start."""
     tree = state.accounts.tree
     return any(
-        _chips_in(scope, job) > limit
+        _chips_in(scope, job) > (limit if scope.cluster else max(1, limit))
         for account in tree.accounts_of(job.user, job.project)
         for scope, limit in tree.limits(account).on_chips.items()
     )
@@ -133,13 +133,15 @@ def is_above_limits(state: PoolState, job: JobRecord) -> bool:
 def free_within_limits(state: PoolState, job: JobRecord, free: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
     """Return `free` chips with no more at a cluster or node group than the limits of the job's accounts there admit.
 
-    A limit of a cluster goes to the first of its node groups whose chips the job may use.
+    Limits of node groups count first. A limit of a cluster goes to the first of its node groups whose chips the job may
+    use.
     """
     tree, kinds = state.accounts.tree, job.spec.placement.chips
     if not tree.has_places:
         return free
     found = {cluster: dict(groups) for cluster, groups in free.items()}
-    for line in (one for name in tree.accounts_of(job.user, job.project) for one in tree.limits(name).chips_at):
+    lines = [one for name in tree.accounts_of(job.user, job.project) for one in tree.limits(name).chips_at]
+    for line in sorted(lines, key=lambda one: one.node_group is None):
         groups, left = found.get(line.cluster, {}), line.chips
         named = state.clusters[line.cluster].cluster.node_groups if groups else ()
         for group in sorted(named, key=lambda one: bool(kinds) and one.chip not in kinds):

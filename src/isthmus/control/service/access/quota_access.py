@@ -37,8 +37,7 @@ class QuotaAccess:
 
         Raises the errors of `own_quota`, `with_quota` and `admit_accounts`.
         """
-        if caller.site:
-            raise AuthError("the key of an agent sets no quotas", hint="use the owner's token")
+        _require_person(caller)
 
         def changed(coordinator: Coordinator) -> Accounts:
             state, wanted = coordinator.state, change
@@ -67,7 +66,11 @@ class QuotaAccess:
             raise
 
     def show(self, caller: Caller, account: str | None = None) -> QuotaView:
-        """Return the accounts that the caller may see, or one of them; raise `NotFoundError` for one that is not."""
+        """Return the accounts that the caller may see, or one of them.
+
+        Raises `NotFoundError` for one that it may not see, `AuthError` for the key of an agent.
+        """
+        _require_person(caller)
         found = self._view(caller, account)
         if account is not None and not found.rows:
             raise NotFoundError(f"no account '{account}'", hint="isthmus quota show lists those that you may see")
@@ -77,6 +80,11 @@ class QuotaAccess:
         user, owner = (caller.name if caller.role == role else None for role in ("user", "owner"))
         now_s = self._clock()
         return self._actor.query(lambda coordinator: quota_view(coordinator.state, now_s, user, account, owner=owner))
+
+
+def _require_person(caller: Caller) -> None:
+    if caller.site:
+        raise AuthError("the key of an agent is not for quotas", hint="use the owner's token")
 
 
 def _as_text(change: QuotaChange) -> str:
