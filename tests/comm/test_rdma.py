@@ -6,7 +6,7 @@ import random
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
@@ -14,18 +14,20 @@ from itertools import count
 
 import pytest
 
-from isthmus.comm.channel.channel import PlainChannel
+from isthmus.comm.channel.channel import MAX_PART_BYTES, PlainChannel
 from isthmus.comm.rdma.ibverbs_device import open_card
 from isthmus.comm.rdma.open_device import USER_SPACE, open_device, use_device
 from isthmus.comm.rdma.rdma_channel import BLOCK_BYTES, LINGER_S, NUM_BLOCKS, NUM_SLOTS, RdmaChannel
 from isthmus.comm.rdma.upgrade_channel import upgrade_channel
 from isthmus.comm.rdma.user_space_device import Faults, UserSpaceDevice, UserSpacePair
+from isthmus.comm.tcp.socket_readiness import MIN_PART_BYTES, TcpState
 from isthmus.comm.transport.check_transport import check_joined_transport
 from isthmus.core.base_model import TransportKind
 from isthmus.core.errors import InputError, PeerError, UnavailableError
 from isthmus.wan.roce.roce_opcodes import Opcode
 from isthmus.wan.roce.roce_packet import RocePacket, parse_roce
 from tests.comm.ranks import transports
+from tests.until import until
 
 pytestmark = pytest.mark.integration
 
@@ -324,6 +326,45 @@ def test_connections_whose_way_is_lost_end_together() -> None:
         assert time.monotonic() - start_s < 2 * LINGER_S
         for one in all_ranks[1:]:
             one.abort()
+
+
+def test_a_channel_is_ready_as_long_as_the_peer_has_room() -> None:
+    """Or once it has failed, so that its writer hears of it; before it says no, another channel may go on."""
+    with channels() as (near, far):
+        asked: list[str] = []
+        for _ in range(NUM_BLOCKS):
+            assert near.wait_ready(lambda: asked.append("early"))
+            near.write([bytes(NUM_SLOTS * 1024)])
+        assert not near.wait_ready(lambda: asked.append("full"))
+        assert asked == ["full"]
+        for _ in range(NUM_BLOCKS):
+            read(far, NUM_SLOTS * 1024)
+        assert until(near.wait_ready)
+        for _ in range(NUM_BLOCKS):
+            near.write([bytes(NUM_SLOTS * 1024)])
+        far.shut_down()
+        assert until(near.wait_ready)
+
+
+def test_parts_by_rdma_do_not_depend_on_tcp(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The connection that has opened the channel is idle: what the kernel knows of its pace tells nothing."""
+    monkeypatch.setattr(TcpState, "part_bytes", MIN_PART_BYTES)
+    written, write = list[int](), RdmaChannel.write
+
+    def noted(channel: RdmaChannel, parts: Sequence[bytes], *others: Callable[[], bool]) -> None:
+        written.append(max(map(len, parts)))
+        write(channel, parts, *others)
+
+    monkeypatch.setattr(RdmaChannel, "write", noted)
+    with devices(intact, intact) as found:
+        near, far = transports(2, rdma=names(found))
+        into = memoryview(bytearray(8 * MAX_PART_BYTES))
+        arrived = far.receive(0, 1, "x", into)
+        near.send(1, 1, "x", memoryview(bytes(len(into)))).result(LIMIT_S)
+        arrived.result(LIMIT_S)
+        for one in (near, far):
+            one.abort()
+    assert written.count(MAX_PART_BYTES) == 8
 
 
 def test_a_message_longer_than_a_block_is_refused() -> None:

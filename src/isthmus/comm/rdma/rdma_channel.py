@@ -48,7 +48,7 @@ _HEAD = struct.Struct("!HHI")
 """Before the data of a SEND: slots and blocks that were read, bytes of data."""
 _SLOT, _BLOCK, _CREDIT = "slot", "block", "credit"
 _ROOM = {_SLOT: NUM_SLOTS, _BLOCK: NUM_BLOCKS, _CREDIT: NUM_CREDIT_SLOTS}
-_WAIT_S = 0.2
+_WAIT_S, _READY_WAIT_S = 0.2, 0.05
 
 
 @dataclass
@@ -62,6 +62,9 @@ class _Message:
 
 class RdmaChannel:
     """A `Channel` over a queue pair of `device`, for one thread that writes and one that reads."""
+
+    part_bytes = MAX_PART_BYTES
+    """Bytes of a message to take at a time."""
 
     def __init__(self, inner: RecordChannel, device: VerbsDevice) -> None:
         """Open a pair and post its receives; raises `OSError` if the device has none."""
@@ -129,6 +132,15 @@ class RdmaChannel:
             else:
                 self._room[_BLOCK] -= 1
                 self._write_block(start, size)
+
+    def wait_ready(self, before_wait: Callable[[], None] = lambda: None) -> bool:
+        """Return whether `write` would not wait; before False, call `before_wait` and block for some milliseconds."""
+        with self._changed:
+            if self._would_not_wait():
+                return True
+        before_wait()
+        with self._changed:
+            return self._changed.wait_for(self._would_not_wait, _READY_WAIT_S)
 
     def wait_until_sent(self, limit_s: float) -> None:
         """Wait until the peer's device has acknowledged what was written; raises `TimeoutError` after `limit_s`."""
@@ -202,6 +214,9 @@ class RdmaChannel:
             return self._arrived.popleft()
 
     # --- posting; the lock is held
+
+    def _would_not_wait(self) -> bool:
+        return self._error is not None or self._is_shut or self._has_room(_BLOCK)
 
     def _has_room(self, kind: str) -> bool:
         return self._num_sending[kind] < _ROOM[kind] and min(self._room[_SLOT], self._room[kind]) > 0
