@@ -5,12 +5,13 @@ from __future__ import annotations
 import ctypes
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
 import pytest
 
+from isthmus.comm.rdma import ibverbs_device
 from isthmus.comm.rdma import ibverbs_library as abi
 from isthmus.comm.rdma.ibverbs_device import open_card
 from isthmus.comm.rdma.open_device import use_device
@@ -39,6 +40,8 @@ LAYOUTS: dict[str, tuple[type[ctypes.Structure], dict[str, str]]] = {
     "ibv_recv_wr": (abi.ReceiveWork, {}),
     "ibv_wc": (abi.WorkCompletion, {}),
 }
+V1, V2 = "IB/RoCE v1", "RoCE v2"
+IPV4, IPV6 = "0000:0000:0000:0000:0000:ffff:0a00:0001", "fe80:0000:0000:0000:0000:00ff:fe00:0001"
 PARTIAL = {"ibv_context", "ibv_qp", "ibv_port_attr"}
 """Structures of which only the beginning is used, or that have room for more."""
 
@@ -89,9 +92,25 @@ def test_structures_are_those_of_the_header(compiler: str, tmp_path: Path) -> No
     assert dict(zip(lines, map(int, found), strict=True)) == dict(zip(lines, wanted, strict=True))
 
 
+@pytest.fixture
+def gids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Return what writes the GIDs of the card's port, each a kind and an address, where the kernel tells them."""
+    monkeypatch.setattr(ibverbs_device, "_SYSFS", tmp_path)
+    port = tmp_path / "stand_in0" / "ports" / "1"
+
+    def write(*entries: tuple[str, str]) -> None:
+        for number, entry in enumerate(entries):
+            for folder, text in zip(("gid_attrs/types", "gids"), entry, strict=True):
+                (port / folder).mkdir(parents=True, exist_ok=True)
+                (port / folder / str(number)).write_text(f"{text}\n")
+
+    return write
+
+
 @pytest.mark.parametrize("sites", ["", "abb"])
-def test_transports_conform_over_the_library(stand_in: str, sites: str) -> None:
+def test_transports_conform_over_the_library(stand_in: str, gids: Callable[..., None], sites: str) -> None:
     """All calls of a card's life, with the masks, keys, bounds and states that a card checks, serve the whole kit."""
+    gids((V2, IPV4))
     use_device("stand-in", open_card("stand_in0", library=stand_in))
     check_joined_transport(partial(transports, sites=sites, rdma=lambda _: "stand-in"))
 
@@ -105,6 +124,27 @@ def test_a_card_whose_port_is_down_is_named(stand_in: str) -> None:
             open_card(library=stand_in)
     finally:
         is_down.value = 0
+
+
+def test_a_card_goes_by_its_gid_of_an_ip_address(stand_in: str, gids: Callable[..., None]) -> None:
+    """Of RoCE v2, over IPv4 if there is one."""
+    gids((V1, IPV6), (V2, IPV6), (V1, IPV4), (V2, IPV4))
+    card = open_card(library=stand_in)
+    card.close()
+    assert card.gid_index == 3
+
+
+def test_a_card_without_an_ip_address_is_refused(stand_in: str, gids: Callable[..., None]) -> None:
+    """A GID of RoCE v1 is of no use, nor is one that is not there; the error has card, port and what to do."""
+    for entries in ((), ((V1, IPV6),)):
+        gids(*entries)
+        with pytest.raises(InputError, match=r"stand_in0 \(its port 1 has no GID of RoCE v2: give .* an IP address\)"):
+            open_card(library=stand_in)
+
+
+def test_a_card_of_infiniband_goes_by_its_first_gid() -> None:
+    """It has one whatever addresses there are."""
+    assert ibverbs_device._gid_index("no-such", is_ethernet=False) == 0
 
 
 def test_transports_conform_over_a_card() -> None:

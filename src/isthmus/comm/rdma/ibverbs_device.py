@@ -238,7 +238,7 @@ class IbverbsPair:
 
 
 def _gid_index(name: str, is_ethernet: bool) -> int:
-    """Return the port's entry for RoCEv2 over IPv4, else over IPv6, else the first one."""
+    """Return the port's entry for RoCEv2 over IPv4, else over IPv6; of InfiniBand the first one."""
     if not is_ethernet:
         return 0
     port = _SYSFS / name / "ports" / str(_PORT)
@@ -250,7 +250,9 @@ def _gid_index(name: str, is_ethernet: bool) -> int:
             continue
         if kind == "RoCE v2":
             found.append((not gid.startswith("0000:0000:0000:0000:0000:ffff"), int(file.name)))
-    return min(found)[1] if found else 0
+    if not found:
+        raise OSError(0, f"its port {_PORT} has no GID of RoCE v2: give its network interface an IP address")
+    return min(found)[1]
 
 
 def _check(pointer: Any, what: str) -> Any:
