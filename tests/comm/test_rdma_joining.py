@@ -70,12 +70,10 @@ def test_a_rank_that_states_rdma_alone_names_it(monkeypatch: pytest.MonkeyPatch,
         assert isinstance(error, IsthmusError)
         if rank == stating:
             assert re.search(rf"rank {1 - rank}: {NO_RDMA}", str(error))
-            assert took_s < JOIN_S + 1
+            assert took_s < JOIN_S, "it gives up after a few attempts"
         else:
             assert isinstance(error, PeerError)
             assert f"peer {stating}" in str(error)
-    if stating == 1:
-        assert ends[1][1] < JOIN_S, "the dialling side gives up after a few attempts"
 
 
 @pytest.mark.parametrize("losing", [(0,), (1,), (0, 1)])

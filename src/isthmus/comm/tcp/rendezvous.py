@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -27,7 +28,7 @@ ConnectionKey = tuple[int, int]
 """A peer's rank and the number of the connection to it."""
 
 MAX_FAILED_UPGRADES = 3
-"""Attempts to go on by RDMA after which a dialling rank gives up."""
+"""Attempts to go on by RDMA on one connection after which a rank gives up, whether it dials or answers."""
 
 _POLL_S = 0.2
 _LISTEN_CHECK_S = 1.0
@@ -86,8 +87,7 @@ class _Rendezvous:
     stopped: threading.Event = field(default_factory=threading.Event)
     all_accepted: threading.Event = field(default_factory=threading.Event)
     claimed: set[ConnectionKey] = field(default_factory=set)
-    failed_upgrades: dict[int, UpgradeError] = field(default_factory=dict)
-    """The last one of each rank that has dialled."""
+    failed_upgrades: defaultdict[ConnectionKey, list[UpgradeError]] = field(default_factory=lambda: defaultdict(list))
     dialled: list[socket.socket] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -121,7 +121,7 @@ class _Rendezvous:
 
         Ends with the `UpgradeError` if it was one `MAX_FAILED_UPGRADES` times, or when time is over.
         """
-        endpoint, failed_upgrades = self.endpoints[rank], list[UpgradeError]()
+        endpoint, failed_upgrades = self.endpoints[rank], self.failed_upgrades[rank, number]
         while True:
             try:
                 found = dial_rank(self.handshake, rank, number, endpoint, self.remaining_s, self._on_dialled)
@@ -163,9 +163,8 @@ class _Rendezvous:
                     return
                 if self.remaining_s <= _POLL_S:
                     ranks = ", ".join(map(str, sorted({rank for rank, _ in missing})))
-                    raise self._with_upgrade(
-                        PeerError(f"rank {self.greeting.rank}: rank {ranks} never connected"), missing
-                    )
+                    gone = PeerError(f"rank {self.greeting.rank}: rank {ranks} never connected")
+                    raise self._with_upgrade(gone, {rank for rank, _ in missing})
                 entrance.poll(_POLL_S)
             self.all_accepted.set()
         finally:
@@ -181,14 +180,14 @@ class _Rendezvous:
                 except UnavailableError as error:
                     if isinstance(error, PeerError) and not is_transient(error):
                         gone = PeerError(f"rank {rank}: {error.message}", hint=error.hint)
-                        raise self._with_upgrade(gone, [(rank, 0)]) from error
+                        raise self._with_upgrade(gone, {rank}) from error
 
-    def _with_upgrade(self, error: PeerError, missing: Collection[ConnectionKey]) -> PeerError:
-        """Return `error`, with why a connection of the `missing` ones did not go on by RDMA, if one did not."""
-        for rank, _ in sorted(missing):
-            if (why := self.failed_upgrades.get(rank)) is not None:
-                return PeerError(f"{error.message}; {why.message}", hint=why.hint)
-        return error
+    def _with_upgrade(self, error: PeerError, ranks: Collection[int]) -> PeerError:
+        """Return `error`, with why a connection to one of `ranks` did not go on by RDMA, if one did not."""
+        failed = [
+            why for (rank, _), failures in sorted(self.failed_upgrades.items()) if rank in ranks for why in failures
+        ]
+        return PeerError(f"{error.message}; {failed[-1].message}", hint=failed[-1].hint) if failed else error
 
     def _expected_keys(self) -> set[ConnectionKey]:
         higher = [rank for rank in self.wanted if rank > self.greeting.rank]
@@ -205,7 +204,9 @@ class _Rendezvous:
     def _unclaim(self, rank: int, number: int, why: Exception) -> None:
         self.claimed.discard((rank, number))
         if isinstance(why, UpgradeError):
-            self.failed_upgrades[rank] = why
+            self.failed_upgrades[rank, number].append(why)
+            if len(self.failed_upgrades[rank, number]) == MAX_FAILED_UPGRADES:
+                self.fail(why)
 
     def _admit(self, rank: int, number: int, greeted: GreetedChannel) -> bool:
         set_socket_options(greeted[0].socket, self.endpoints[rank].congestion_control)
