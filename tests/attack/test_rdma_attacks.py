@@ -230,26 +230,32 @@ def test_a_channel_that_is_shut_down_again_waits_quietly() -> None:
         assert polls < 50
 
 
-def test_a_channel_that_cannot_be_opened_leaves_nothing() -> None:
-    """Where a device takes no more receives, the pair and the descriptors are given back."""
+@pytest.mark.parametrize("error", [OSError(12, "no memory"), LookupError("no memory")])
+@pytest.mark.parametrize("failing", ["post_receive", "connect"])
+def test_a_channel_that_cannot_be_opened_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch, failing: str, error: Exception
+) -> None:
+    """Where a device takes no work, or its driver has a defect, the pair and the descriptors are given back."""
     pairs = list[ScriptedPair]()
 
-    class Full(ScriptedPair):
-        def post_receive(self, number: int, offset: int, num_bytes: int) -> None:
-            raise OSError(12, "no memory")
+    def fail(*_: object) -> None:
+        raise error
 
     class Device:
         def open_pair(self, memory: memoryview, *_: int) -> ScriptedPair:
-            pairs.append(Full(memory))
+            pairs.append(ScriptedPair(memory))
             return pairs[0]
 
+    monkeypatch.setattr(ScriptedPair, failing, fail)
     near, far = socket.socketpair()
     with near, far:
         before = len(list(Path("/proc/self/fd").iterdir()))
+        far.sendall(GOOD.packed())
         with pytest.raises(IsthmusError, match=r"rank 3.*no memory"):
             upgrade_channel(PlainChannel(near), Device(), 3)
         assert pairs
-        assert len(list(Path("/proc/self/fd").iterdir())) == before
+        near.close()
+        assert len(list(Path("/proc/self/fd").iterdir())) == before - 1
 
 
 @pytest.mark.parametrize("immediate", [0, BLOCK_BYTES + 1, 2**32 - 1])

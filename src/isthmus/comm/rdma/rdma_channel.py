@@ -93,7 +93,7 @@ class RdmaChannel:
             self._waker = os.eventfd(0, os.EFD_NONBLOCK)
             for number in range(_NUM_RECEIVES):
                 self._pair.post_receive(number, number * SLOT_BYTES, SLOT_BYTES)
-        except OSError:
+        except BaseException:
             self._release()
             raise
 
