@@ -94,12 +94,13 @@ def test_a_caller_is_admitted_only_with_a_greeting() -> None:
 
 
 @pytest.mark.parametrize("error", [None, OSError("broken meanwhile")])
-def test_a_channel_that_is_not_admitted_is_closed(monkeypatch: pytest.MonkeyPatch, error: OSError | None) -> None:
+def test_a_channel_that_is_not_admitted_is_closed(error: OSError | None) -> None:
     """Not its socket only: a channel by RDMA has a queue pair and a thread."""
     closed = threading.Event()
-    monkeypatch.setattr(PlainChannel, "close", lambda channel: (channel.socket.close(), closed.set()))
 
-    def admit(*_: object) -> bool:
+    def admit(_rank: int, _number: int, greeted: GreetedChannel) -> bool:
+        sock = greeted[0].socket
+        greeted[0].close = lambda: (sock.close(), closed.set())  # type: ignore[method-assign]
         if error is not None:
             raise error
         return False

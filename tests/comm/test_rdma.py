@@ -6,11 +6,13 @@ import random
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from itertools import count
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
@@ -19,8 +21,9 @@ from isthmus.comm.rdma.ibverbs_device import open_card
 from isthmus.comm.rdma.open_device import USER_SPACE, open_device, use_device
 from isthmus.comm.rdma.rdma_channel import BLOCK_BYTES, LINGER_S, NUM_BLOCKS, NUM_SLOTS, RdmaChannel
 from isthmus.comm.rdma.upgrade_channel import upgrade_channel
-from isthmus.comm.rdma.user_space_device import Faults, UserSpaceDevice, UserSpacePair
-from isthmus.comm.tcp.socket_readiness import MIN_PART_BYTES, TcpState
+from isthmus.comm.rdma.user_space_device import Faults, UserSpaceDevice
+from isthmus.comm.tcp.connection import Connection, ConnectionOwner
+from isthmus.comm.tcp.send_queue import SendQueue
 from isthmus.comm.transport.check_transport import check_joined_transport
 from isthmus.core.base_model import TransportKind
 from isthmus.core.errors import InputError, PeerError, UnavailableError
@@ -285,24 +288,20 @@ def test_a_nic_that_fails_ends_its_connections() -> None:
 
 
 def test_a_nic_that_has_failed_opens_no_pair() -> None:
-    """Its error says why."""
-    failed = threading.Event()
+    """Its error says why, as does that of the pairs which it had."""
 
-    class Broken(UserSpacePair):
-        def next_tick_s(self) -> float:
-            raise LookupError("a defect")
+    def failing(packet: bytes) -> Iterable[bytes]:
+        raise LookupError("a defect")
 
-        def fail(self, reason: str) -> None:
-            failed.set()
-
-    with devices(intact) as (device,):
-        good = device.open_pair(memoryview(bytearray(10)), 0, 10, 1)
-        device._pairs[2] = Broken(device, good.record, memoryview(b""), 0)
-        device.wake_by(0)
-        assert failed.wait(LIMIT_S)
-        assert "a defect" in good.poll()[0].error
+    with devices(intact, failing) as (first, second):
+        near, far = (device.open_pair(memoryview(bytearray(10)), 0, 10, 1) for device in (first, second))
+        near.connect(far.record)
+        far.connect(near.record)
+        far.post_receive(0, 0, 10)
+        near.post_send(0, 10)
+        assert until(lambda: [one for one in far.poll() if "a defect" in one.error])
         with pytest.raises(OSError, match=r"has failed.*a defect"):
-            device.open_pair(memoryview(bytearray(10)), 0, 10, 1)
+            second.open_pair(memoryview(bytearray(10)), 0, 10, 1)
 
 
 def test_connections_whose_way_is_lost_end_together() -> None:
@@ -321,9 +320,8 @@ def test_connections_whose_way_is_lost_end_together() -> None:
         for peer, data in messages:
             all_ranks[0].send(peer, 1, "x", data)
         time.sleep(0.2)
-        start_s = time.monotonic()
-        all_ranks[0].abort()
-        assert time.monotonic() - start_s < 2 * LINGER_S
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(all_ranks[0].abort).result(2 * LINGER_S)
         for one in all_ranks[1:]:
             one.abort()
 
@@ -346,25 +344,19 @@ def test_a_channel_is_ready_as_long_as_the_peer_has_room() -> None:
         assert until(near.wait_ready)
 
 
-def test_parts_by_rdma_do_not_depend_on_tcp(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The connection that has opened the channel is idle: what the kernel knows of its pace tells nothing."""
-    monkeypatch.setattr(TcpState, "part_bytes", MIN_PART_BYTES)
-    written, write = list[int](), RdmaChannel.write
-
-    def noted(channel: RdmaChannel, parts: Sequence[bytes], *others: Callable[[], bool]) -> None:
-        written.append(max(map(len, parts)))
-        write(channel, parts, *others)
-
-    monkeypatch.setattr(RdmaChannel, "write", noted)
-    with devices(intact, intact) as found:
-        near, far = transports(2, rdma=names(found))
-        into = memoryview(bytearray(8 * MAX_PART_BYTES))
-        arrived = far.receive(0, 1, "x", into)
-        near.send(1, 1, "x", memoryview(bytes(len(into)))).result(LIMIT_S)
-        arrived.result(LIMIT_S)
-        for one in (near, far):
-            one.abort()
-    assert written.count(MAX_PART_BYTES) == 8
+def test_a_connection_takes_a_part_while_its_channel_has_room() -> None:
+    """TCP, which has opened the channel and is idle now, could always send."""
+    queue = SendQueue()
+    owner = cast(ConnectionOwner, SimpleNamespace(send_queue=queue, close_reason=None))
+    with channels() as (near, far):
+        one = Connection(0, near, 0.0, owner, heartbeat_s=1.0, silence_timeout_s=LIMIT_S, part_timeout_s=LIMIT_S)
+        queue.put(1, "x", memoryview(bytes(2 * MAX_PART_BYTES)), 0.0)
+        for _ in range(NUM_BLOCKS):
+            near.write([bytes(MAX_PART_BYTES)])
+        assert one.next_fragment() is None
+        for _ in range(NUM_BLOCKS):
+            read(far, MAX_PART_BYTES)
+        assert len(until(one.next_fragment).payload) == MAX_PART_BYTES
 
 
 def test_a_message_longer_than_a_block_is_refused() -> None:
