@@ -311,9 +311,9 @@ def test_connections_whose_way_is_lost_end_together() -> None:
     def cuttable(packet: bytes) -> Iterable[bytes]:
         return () if cut.is_set() else (packet,)
 
-    with devices(*[cuttable] * 3) as found:
-        all_ranks = transports(3, lanes=3, rdma=names(found))
-        messages = [(peer, memoryview(bytes(2**20))) for peer in (1, 2)]
+    with devices(*[cuttable] * 4) as found:
+        all_ranks = transports(4, lanes=3, rdma=names(found))
+        messages = [(peer, memoryview(bytes(2**20))) for peer in (1, 2, 3)]
         for sent in [all_ranks[0].send(peer, 1, "x", data) for peer, data in messages]:
             sent.result(LIMIT_S)
         cut.set()
