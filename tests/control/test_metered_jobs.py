@@ -85,6 +85,26 @@ def test_chips_that_the_sites_scheduler_has_not_granted_cost_nothing() -> None:
     assert cost(pool) == {"job:j": -1.0, "owner:owner-a": 1.0}
 
 
+@pytest.mark.parametrize(("ago_s", "hours"), [(HOUR_S / 2, 1.5), (99 * HOUR_S, 3.0), (-HOUR_S, 1.0), (None, 1.0)])
+@pytest.mark.parametrize("state", ["ready", "queued"])
+def test_chips_count_since_the_scheduler_has_granted_them(state: str, ago_s: float | None, hours: float) -> None:
+    """The report comes later; but they never count from before the pool asked for them, or from a time to come."""
+    pool = priced("a")
+    pool.submit("j", plan("a"), user="ann")
+    for _ in range(2):
+        pool.report("a", ObservedPart(job="j", attempt=1, state=state, ungranted=state == "ready"))  # type: ignore[arg-type]
+        pool.now_s += HOUR_S
+    pool.clock_s, at_s = 5e6, None if ago_s is None else 5e6 - ago_s
+    pool.report("a", ObservedPart(job="j", attempt=1, state="ready", granted_at_s=at_s))
+    pool.now_s += HOUR_S
+    pool.clock_s += HOUR_S
+    pool.report("a", ObservedPart(job="j", attempt=1, state="prepared", granted_at_s=at_s))
+    pool.cancel("j")
+    pool.report("a", seen("j", 1, "released"))
+    assert sum(held for _, held in phases(pool)) == hours
+    assert cost(pool) == {"job:j": -hours, "owner:owner-a": hours}
+
+
 def test_a_running_part_has_its_chips_whatever_its_site_says_of_the_grant() -> None:
     """User and owner gain nothing from a report that calls chips of a running part ungranted."""
     pool = running("a")
@@ -150,7 +170,7 @@ def test_an_eviction_is_paid_from_the_last_checkpoint_on() -> None:
 
 
 def test_chips_that_a_preempted_job_lends_change_the_payer_at_the_release() -> None:
-    """Up to its release the victim pays, then the job that took the chips; no hour is paid twice."""
+    """Up to its release the victim pays, then the job that took the chips, whenever the scheduler granted them."""
     pool = Driver("a", chips=1)
     pool.tell(TariffPublished(now_s=pool.now_s, by="root", tariff=tariff(chip_price("a", 1))))
     pool.submit("low", plan("a"), user="ann", preemptible=True, priority="low")
@@ -160,8 +180,10 @@ def test_chips_that_a_preempted_job_lends_change_the_payer_at_the_release() -> N
     pool.now_s += HOUR_S
     assert pool.preempt("high") == ("a/low",)
     pool.now_s += HOUR_S
+    pool.clock_s, granted = 5e6, {"granted_at_s": 5e6 - HOUR_S}
     for _ in range(6):
-        pool.obey()
+        parts = [pool.done("a", order) for order in pool.coordinator.orders("a")]
+        pool.report("a", *(one.model_copy(update=granted) if one.job == "high" else one for one in parts))
     assert pool.state("high") == "running"
     pool.now_s += HOUR_S
     pool.cancel("high")

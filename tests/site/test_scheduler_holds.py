@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from isthmus.agent.adapters.scheduler_adapter import ForeignJob, Hold, HoldRequest, SchedulerLook
+from isthmus.agent.service.scheduler_calls import SchedulerCalls
 from isthmus.agent.service.site_holds import SiteHolds, foreign_part
 from isthmus.core.errors import PeerError
 from isthmus.core.messages.agent_messages import AgentOrders, PartOrder
@@ -381,13 +382,41 @@ def test_a_hold_that_a_look_lacks_is_asked_for_at_once(site: Scheduled) -> None:
             asked.append(key[0])
             assert urgent, "the renewal of a granted hold goes before what new holds need"
 
-    holds = SiteHolds(Mute(), Calls(), "key", lambda _: None, lambda: site.now_s)  # type: ignore[arg-type]
+    holds = SiteHolds(Mute(), Calls(), "key", lambda _: None, lambda: site.now_s, lambda: 0.0)  # type: ignore[arg-type]
     hold = Hold(id=holds.hold_id(site.part), state="granted", cards=(("h20/0/2",),))
     for now_s, seen in ((0.0, (hold,)), (1.0, (hold,)), (2.0, ()), (3.0, ())):
         holds.reconcile([site.part], now_s, 0.0)
         holds.observe_look(SchedulerLook(nodes=(), holds=seen))
         asked.append(f"{now_s:g}")
     assert asked == ["hold", "0", "1", "2", "hold", "3"]
+
+
+@pytest.mark.parametrize(("said_s", "at_s"), [(995.0, 45.0), (1007.0, 50.0), (None, None)])
+def test_a_grant_is_reported_by_the_agents_clock(site: Scheduled, said_s: float | None, at_s: float | None) -> None:
+    """The scheduler counts from the epoch, the agent from the start of its machine; a grant to come is one of now."""
+    site.obey(order("ready", places=PLACES))
+    site.now_s = 50.0
+    told: list[HoldObserved] = []
+    adapter = Granting(granted_at_s=said_s)
+    holds = SiteHolds(adapter, SchedulerCalls(blocks=False), "key", told.append, lambda: site.now_s, lambda: 1000.0)  # type: ignore[arg-type]
+    holds.reconcile([site.part], site.now_s, 0.0)
+    site.machine.handle(told[0])
+    site.obey(order("ready", places=PLACES))
+    assert observe_part(site.part).granted_at_s == at_s
+    site.obey(order("released", places=PLACES))
+    assert observe_part(site.part).granted_at_s is None, "the next hold has its own time"
+
+
+class Granting:
+    """An adapter that has granted every hold at the time that it says."""
+
+    def __init__(self, granted_at_s: float | None) -> None:
+        self._at_s = granted_at_s
+
+    def hold(self, request: HoldRequest) -> Hold:
+        return Hold(id=request.id, state="granted", cards=(("h20/0/2",),), granted_at_s=self._at_s)
+
+    commit = hold
 
 
 class Mute:

@@ -6,6 +6,7 @@ import itertools
 import time
 import uuid
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -84,6 +85,19 @@ def test_ranks_of_two_sizes_on_one_node_see_their_own_cards(alpha: SlurmCluster,
     release(adapter, alpha, hold)
     assert seen == [f"{numbers(cards)}|" for cards in hold.cards]
     assert len(set(itertools.chain(*hold.cards))) == sum(SIZES)
+
+
+def test_a_grant_is_dated_by_when_slurm_gave_it(alpha: SlurmCluster, tmp_path: Path) -> None:
+    """The last allocation's time counts, and an agent that comes later finds the same."""
+    state = tmp_path / "state"
+    hold = hold_all(adapter_of(alpha, state, PROGRAM), *whole_node(alpha.nodes[0]))
+    found = adapter_of(alpha, state, PROGRAM)
+    assert hold in found.observe().holds
+    started = alpha.run("squeue", "--noheader", "--format=%S").split()
+    release(found, alpha, hold)
+    assert hold.granted_at_s is not None
+    last_s = max(datetime.fromisoformat(one).timestamp() for one in started)
+    assert abs(hold.granted_at_s - last_s) < 2, "Slurm's own record has whole seconds"
 
 
 def test_ranks_on_nodes_with_unlike_numbers_of_free_cards_all_start(alpha: SlurmCluster, tmp_path: Path) -> None:

@@ -137,7 +137,10 @@ class InventoryObserved:
 
 @dataclass(frozen=True, kw_only=True)
 class HoldObserved:
-    """What became of hold `number` of a part: `devices` of each rank once it is granted; `ended`: it holds nothing."""
+    """What became of hold `number` of a part: `ended`: it holds nothing.
+
+    Once it is granted, `devices` are those of each rank, and `granted_at_s` is since when (None: unknown).
+    """
 
     now_s: float
     part: PartKey
@@ -145,6 +148,7 @@ class HoldObserved:
     state: Literal["waiting", "granted", "ended"]
     devices: tuple[tuple[str, ...], ...] = ()
     detail: str = ""
+    granted_at_s: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

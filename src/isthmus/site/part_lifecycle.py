@@ -83,7 +83,7 @@ def _clear(_site: SiteState, part: SitePart) -> None:
     part.set_workers({})
     part.force_at_s, part.spec, part.plan = None, None, None
     part.victims, part.evict_at_s = (), None
-    part.hold, part.commits, part.held, part.path = "", False, (), ""
+    part.hold, part.commits, part.held, part.granted_at_s, part.path = "", False, (), None, ""
 
 
 def _requeue(_site: SiteState, part: SitePart) -> None:

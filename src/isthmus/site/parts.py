@@ -149,8 +149,9 @@ class SitePart:
     num_holds: int = 0
     # What the scheduler said that the hold waits for, while `detail` says it.
     hold_detail: str = ""
-    # The devices of each rank in the granted hold.
+    # The devices of each rank in the granted hold, and since when it is granted (None: unknown).
     held: tuple[tuple[str, ...], ...] = ()
+    granted_at_s: float | None = None
     # When a rank was ended by a signal that this agent did not send, while a scheduler holds its devices: what becomes
     # of the hold says whether the scheduler took them.
     unexplained_s: float | None = None

@@ -68,6 +68,7 @@ def observe_part(part: SitePart) -> ObservedPart:
         waiting=f"rank {rank} {wait.reason}" if wait else "",
         waiting_since_s=wait.since_s if wait else None,
         ungranted=part.ungranted,
+        granted_at_s=part.granted_at_s if (part.granted_at_s or 0.0) >= 0 else None,
         released_at_s=part.since_s if part.state == "released" and part.since_s >= 0 else None,
     )
 

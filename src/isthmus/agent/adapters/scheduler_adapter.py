@@ -144,13 +144,15 @@ class Hold:
     """A hold as the scheduler has it.
 
     `waiting`: not yet, and `detail` says for what. `granted`: `cards` are those of each rank, in the order of the
-    request. `ended`: released, expired or unknown; the id is used up.
+    request, and `granted_at_s`, in seconds since the epoch, is since when (None: unknown). `ended`: released, expired
+    or unknown; the id is used up.
     """
 
     id: str
     state: Literal["waiting", "granted", "ended"]
     cards: tuple[tuple[str, ...], ...] = ()
     detail: str = ""
+    granted_at_s: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

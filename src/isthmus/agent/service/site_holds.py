@@ -1,8 +1,9 @@
 """`SiteHolds`: keeps the holds at the site's scheduler equal to what the site machine's parts want.
 
 Every wanted hold is asked for again and again, which renews its lease; every other hold of this agent is released. So a
-lost reply, a restart of the agent or of the scheduler need no cases of their own. Renewals of granted holds go before
-all other calls: a scheduler that is slow to grant a hundred holds lets none of them lapse.
+lost reply, a restart of the agent or of the scheduler need no cases of their own. Renewals of granted holds and
+releases go before all other calls: a scheduler that is slow to grant a hundred holds lets none of them lapse, and keeps
+no cards for a part that has been released.
 """
 
 from __future__ import annotations
@@ -43,8 +44,9 @@ _RENEWALS_PER_LEASE = 6
 class SiteHolds:
     """Holds of one site; `key` is the agent's own secret, `observe` gets what became of them.
 
-    `containers` returns what the ranks of a part run in, by node group; where that raises `InputError` nothing is asked
-    for, since the part will be refused.
+    `clock` is that of the site machine, `wall_clock` counts from the epoch; both in seconds. `containers` returns what
+    the ranks of a part run in, by node group; where that raises `InputError` nothing is asked for, since the part will
+    be refused.
     """
 
     def __init__(
@@ -54,10 +56,11 @@ class SiteHolds:
         key: str,
         observe: Callable[[SiteEvent], object],
         clock: Callable[[], float],
+        wall_clock: Callable[[], float],
         containers: Callable[[SitePart], Mapping[str, ContainerNeed]] = lambda _: {},
     ) -> None:
-        self._adapter, self._calls, self._key, self._observe, self._clock = adapter, calls, key, observe, clock
-        self._containers = containers
+        self._adapter, self._calls, self._key, self._observe = adapter, calls, key, observe
+        self._clock, self._wall_clock, self._containers = clock, wall_clock, containers
         self._due_s: dict[str, float] = {}
         self._probe_due_s: dict[str, float] = {}
         self._unwanted: set[str] = set()
@@ -84,9 +87,8 @@ class SiteHolds:
             self._unwanted.add(hold_id)
         self._unwanted -= wanted.keys()
         for hold_id in sorted(self._unwanted):
-            self._calls.submit(
-                ("release", hold_id), partial(self._adapter.release, hold_id), partial(self._released, hold_id)
-            )
+            release, on_answer = partial(self._adapter.release, hold_id), partial(self._released, hold_id)
+            self._calls.submit(("release", hold_id), release, on_answer, urgent=True)
         for hold_id, part in wanted.items():
             if now_s >= self._due_s.get(hold_id, now_s):
                 victims = (victim_name(key) for key in part.victims if part.commits)
@@ -127,9 +129,13 @@ class SiteHolds:
         self._unwanted.discard(hold_id)
 
     def _answered(self, key: PartKey, number: int, hold: Hold) -> None:
+        now_s, granted_at_s = self._clock(), None
+        if hold.granted_at_s is not None:
+            granted_at_s = now_s - max(0.0, self._wall_clock() - hold.granted_at_s)
         self._observe(
             HoldObserved(
-                now_s=self._clock(), part=key, number=number, state=hold.state, devices=hold.cards, detail=hold.detail
+                now_s=now_s, part=key, number=number, state=hold.state, devices=hold.cards, detail=hold.detail,
+                granted_at_s=granted_at_s,
             )
         )  # fmt: skip
 

@@ -33,6 +33,11 @@ class Holding:
         """What identifies it among the holdings of its job."""
         return self.attempt, self.cluster
 
+    @property
+    def has_chips(self) -> bool:
+        """Whether chips are among what is held."""
+        return any(resource.kind == "chips" for resource, _ in self.amounts)
+
 
 @dataclass(slots=True, kw_only=True)
 class OpenHolding:

@@ -3,6 +3,7 @@
 The rules:
 
 - an interval ends where what is held, its phase, its price or the month changes; times are the server's;
+- chips that a site's scheduler grants count since it has granted them, if the report of it comes later;
 - chips that wait because another site is late are charged, and the late owner credits the job back;
 - an attempt that is lost by an owner's fault is credited back by this owner, as far as its work is lost: from its last
   checkpoint on, or from its start; work redone after a fault of the job itself is charged;
@@ -13,7 +14,7 @@ The rules:
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from operator import is_
 
@@ -22,7 +23,7 @@ from isthmus.control.accounting.holdings import Absence, Holding, HoldingKey, Jo
 from isthmus.control.accounting.ledger import Ledger
 from isthmus.control.accounting.price_book import PriceBook
 from isthmus.core.errors import ConflictError
-from isthmus.core.months import next_month_ms
+from isthmus.core.months import month_begin_ms, next_month_ms
 from isthmus.core.owner.tariff import Tariff
 from isthmus.core.priority import Priority
 
@@ -58,9 +59,18 @@ class Meter:
         self.prices.add(tariff, self.now_ms, owner)
 
     def observe(
-        self, job_id: str, user: str, job_class: Priority, holdings: Collection[Holding], project: str = ""
+        self,
+        job_id: str,
+        user: str,
+        job_class: Priority,
+        holdings: Collection[Holding],
+        project: str = "",
+        granted_ms: Mapping[HoldingKey, int] | None = None,
     ) -> None:
-        """Record what a job holds from now on; intervals that end are booked."""
+        """Record what a job holds from now on; intervals that end are booked.
+
+        What held no chips before and has some now has them since `granted_ms`, within this month.
+        """
         job = self.jobs.get(job_id)
         if job is None:
             if not holdings:
@@ -73,12 +83,16 @@ class Meter:
             now = found.pop(key, None)
             if now is opened.holding or now == opened.holding:
                 continue
-            self._close(job_id, job, opened, now)
+            at_ms = self.now_ms
+            if now is not None and granted_ms and key in granted_ms and not opened.holding.has_chips:
+                at_ms = self._within_month(granted_ms[key], opened.since_ms)
+            self._close(job_id, job, opened, now, at_ms)
             del job.held[key]
             if now is not None:
-                job.held[key] = OpenHolding(holding=now, since_ms=self.now_ms)
+                job.held[key] = OpenHolding(holding=now, since_ms=at_ms)
         for key, one in found.items():
-            job.held[key] = OpenHolding(holding=one, since_ms=self.now_ms)
+            at_ms = self._within_month(granted_ms[key]) if granted_ms and key in granted_ms else self.now_ms
+            job.held[key] = OpenHolding(holding=one, since_ms=at_ms)
         if found:
             _forget_attempts(job)
 
@@ -132,18 +146,22 @@ class Meter:
             if not absence.proved and absence.begin_ms < end_ms:
                 self.prove(job_id, key, absence.begin_ms, end_ms)
 
-    def _close(self, job_id: str, job: JobMeter, opened: OpenHolding, now: Holding | None) -> None:
-        """Book an interval that ends now; `now` is what the part holds from now on."""
+    def _within_month(self, at_ms: int, earliest_ms: int = 0) -> int:
+        """Return a past time of this month, not before `earliest_ms`: statements of former months are closed."""
+        return min(max(at_ms, earliest_ms, month_begin_ms(self.now_ms)), self.now_ms)
+
+    def _close(self, job_id: str, job: JobMeter, opened: OpenHolding, now: Holding | None, at_ms: int) -> None:
+        """Book an interval that ends at `at_ms`; `now` is what the part holds from then on."""
         one = opened.holding
         if not one.away:
-            self._book_open(job_id, job, opened, self.now_ms)
+            self._book_open(job_id, job, opened, at_ms)
             return
         absences = self.absences.setdefault((job_id, *one.key), [])
         lost_by = job.lost_by.get(one.attempt, "")
         absences.append(
             Absence(
                 holding=one, user=job.user, job_class=job.job_class, lost_by=lost_by,
-                begin_ms=opened.since_ms, end_ms=self.now_ms, project=job.project,
+                begin_ms=opened.since_ms, end_ms=at_ms, project=job.project,
             )
         )  # fmt: skip
         if now is not None and not now.away:

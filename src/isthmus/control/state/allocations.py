@@ -150,7 +150,7 @@ def blocked_by_owner_work(state: PoolState, needs: Mapping[PoolResource, int]) -
 def allocate(state: PoolState, parts: Iterable[PartRecord]) -> None:
     """Allocate parts of an attempt, without their borrowed chips."""
     for part in parts:
-        record, part.allocated = state.clusters[part.cluster], True
+        record, part.allocated, part.allocated_ms = state.clusters[part.cluster], True, state.meter.now_ms
         seen = record.reported_parts.get((part.job, part.attempt))
         part.held = seen is not None and seen.state in HELD_STATES
         _count_part(record, part, 1)

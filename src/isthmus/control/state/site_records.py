@@ -48,8 +48,9 @@ class PartRecord:
     fault: FailureCause | None = None
     # The site was ordered to run the part: processes may exist until it is released.
     committed: bool = False
-    # The part counts as allocated, without its `borrowed` chips.
+    # The part counts as allocated, without its `borrowed` chips, and since when.
     allocated: bool = False
+    allocated_ms: int = 0
     # The chips of the part that count in `PoolState.chip_use`, and whose they are; "": it was never counted.
     used_chips: int = 0
     used_owner: str = ""

@@ -172,8 +172,8 @@ class ObservedPart(FrozenModel):
     since the last checkpoint; `protection` is the checkpoint taken for an order with `protect`. `waiting` says
     what the part's rank that has waited longest waits for, since `waiting_since_s` (epoch). `events` are the
     newest events of its workers; reports repeat them. `ungranted`: the site's scheduler has not granted the devices
-    of a `ready` part yet, so that the part holds none. `released_at_s` is when the devices of a released part became
-    free, by the clock of `AgentReport.clock_s`.
+    of a `ready` part yet, so that the part holds none. By the clock of `AgentReport.clock_s`, `granted_at_s` is when it
+    granted them (None: unknown), and `released_at_s` when the devices of a released part became free.
     """
 
     job: Name
@@ -188,6 +188,7 @@ class ObservedPart(FrozenModel):
     waiting_since_s: TimeS | None = None
     events: Annotated[tuple[PartEvent, ...], Field(max_length=MAX_PART_EVENTS)] = ()
     ungranted: Annotated[bool, Field(exclude_if=operator.not_)] = False
+    granted_at_s: Annotated[TimeS | None, Field(exclude_if=_is_none)] = None
     released_at_s: Annotated[TimeS | None, Field(exclude_if=_is_none)] = None
 
 

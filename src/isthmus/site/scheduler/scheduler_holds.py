@@ -38,7 +38,7 @@ def ask_for_probe(site: SiteState, part: SitePart) -> bool:
 
 def drop_hold(part: SitePart) -> None:
     """Want no hold any more."""
-    part.hold, part.commits, part.held, part.probe = "", False, (), ""
+    part.hold, part.commits, part.held, part.granted_at_s, part.probe = "", False, (), None, ""
 
 
 def victim_name(key: PartKey) -> str:
@@ -74,7 +74,7 @@ def _observe_hold(site: SiteState, seen: HoldObserved) -> None:
         return
     if seen.state == "granted":
         if part.hold != "granted":
-            part.hold, part.held = "granted", seen.devices
+            part.hold, part.held, part.granted_at_s = "granted", seen.devices, seen.granted_at_s
             if part.state in CLAIMING:
                 take_held_devices(site, part)
             _explain(site, part, "")

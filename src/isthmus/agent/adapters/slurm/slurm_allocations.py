@@ -133,9 +133,7 @@ class SlurmAllocations:
             if len(places) < len(numbers):
                 raise UnavailableError(f"Slurm's job {job} has too few cards for its ranks: {given}")
             cards |= dict(zip(numbers, places, strict=False))
-        found = tuple(cards[number] for number in range(len(ranks)))
-        folder.grant(jobs, found)
-        return Hold(id=folder.id, state="granted", cards=found)
+        return folder.grant(jobs, tuple(cards[number] for number in range(len(ranks))))
 
     def _ask(
         self, folder: SlurmHold, units: list[tuple[str, int, list[int]]], nodes: list[str], *, preempts: bool

@@ -3,7 +3,7 @@
 Beside the files of every `HoldFolder`:
 
 request.json   the request, as first asked for
-granted.json   the allocations and the cards of each rank, once Slurm has granted them
+granted.json   the allocations and the cards of each rank, once Slurm has granted them, and when it did
 """
 
 from __future__ import annotations
@@ -57,9 +57,18 @@ class SlurmHold(HoldFolder):
         found = json.loads((self.path / "request.json").read_text(encoding="utf-8"))
         return f"{found['job']}/{found['attempt']}"
 
-    def grant(self, jobs: list[int], cards: tuple[tuple[str, ...], ...]) -> None:
-        """Store the allocations and the cards of each rank."""
-        write_atomically(self.path / "granted.json", json.dumps({"jobs": jobs, "cards": cards}))
+    def grant(self, jobs: list[int], cards: tuple[tuple[str, ...], ...]) -> Hold:
+        """Store the allocations and the cards of each rank; return the hold.
+
+        It is granted since the last `salloc` said so, which holds also if the agent was away then.
+        """
+        said_s: list[float] = []
+        with contextlib.suppress(FileNotFoundError):
+            said_s = [self.said(number).stat().st_mtime for number in range(len(jobs))]
+        granted_at_s = max(said_s, default=None)
+        text = {"jobs": jobs, "cards": cards, "granted_at_s": granted_at_s}
+        write_atomically(self.path / "granted.json", json.dumps(text))
+        return Hold(id=self.id, state="granted", cards=cards, granted_at_s=granted_at_s)
 
     def granted(self) -> tuple[list[int], Hold] | None:
         """Return the allocations and the hold with its cards, None before it is granted."""
@@ -68,7 +77,8 @@ class SlurmHold(HoldFolder):
         except FileNotFoundError:
             return None
         cards = tuple(tuple(rank) for rank in found["cards"])
-        return found["jobs"], Hold(id=self.id, state="granted", cards=cards)
+        granted_at_s = found.get("granted_at_s")
+        return found["jobs"], Hold(id=self.id, state="granted", cards=cards, granted_at_s=granted_at_s)
 
 
 def allocation_units(ranks: list[tuple[str, int]], apart: Set[str] = frozenset()) -> list[tuple[str, int, list[int]]]:
