@@ -83,7 +83,7 @@ def open_card(name: str = "", number: int = 0, library: str = "libibverbs.so.1",
 
 
 class IbverbsDevice:
-    """The first port of a card, told of in `sysfs`. Raises `OSError` if it is not active or may not be used."""
+    """The first port of a card, described in `sysfs`. Raises `OSError` if it is not active or may not be used."""
 
     def __init__(self, verbs: ctypes.CDLL, device: int, name: str, sysfs: Path) -> None:
         self.verbs, self.name = verbs, name
