@@ -91,7 +91,7 @@ class ControlChannel:
 
 
 def pack_error(error: BaseException) -> str:
-    """Return an error as JSON text for `unpack_error`; of a kind that it does not know, the kind above it is told."""
+    """Return an error as JSON text for `unpack_error`, of an unknown kind as the kind above it."""
     kinds = [one.__name__ for one in type(error).__mro__ if one.__name__ in _ERRORS]
     fields = {
         "kind": kinds[0] if kinds else "",

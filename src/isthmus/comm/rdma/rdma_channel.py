@@ -268,7 +268,7 @@ class RdmaChannel:
     def _run(self) -> None:
         try:
             self._take_completions()
-        except Exception as error:  # whatever it is: nobody else wakes who reads or writes
+        except Exception as error:  # whatever it is: nothing else wakes who reads or writes
             with self._changed:
                 self._fail(str(error) if isinstance(error, OSError | ValueError) else f"RDMA: {error!r}")
         finally:

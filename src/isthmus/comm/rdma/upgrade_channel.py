@@ -45,7 +45,7 @@ def upgrade_channel(inner: RecordChannel, device: VerbsDevice, rank: int) -> Rdm
         channel.write([_READY])
         channel.read_into(memoryview(bytearray(len(_READY))))
         channel.wait_until_sent(PATH_TIMEOUT_S)
-    except Exception as error:  # a defect of a driver too: nobody else releases the pair
+    except Exception as error:  # a defect of a driver too: nothing else releases the pair
         if channel is not None:
             with suppress(OSError):
                 channel.close()

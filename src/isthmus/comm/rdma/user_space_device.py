@@ -120,7 +120,7 @@ class UserSpaceDevice:
     def _run(self) -> None:
         try:
             self._serve()
-        except Exception as error:  # whatever it is: nobody else ends the work of the pairs
+        except Exception as error:  # whatever it is: nothing else ends the work of the pairs
             with self.lock:
                 self._failure = f"the NIC in user space has failed: {error!r}"
                 for pair in list(self._pairs.values()):
