@@ -76,7 +76,7 @@ ALLOWED = {
     "comm/tcp/connection.py Connection.join": CLOSED,
     "comm/tcp/entrance.py Entrance.close": CLOSED,
     "comm/tcp/peer.py Peer._replace_connection": CLOSED,
-    "comm/tcp/peer.py Peer.abort": CLOSED,
+    "comm/tcp/peer.py Peer._end_connections": CLOSED,
     "comm/tcp/peer.py Peer.join": CLOSED,
     "comm/tcp/reassembly.py Reassembler.begin_fragment": CLOSED,
     "control/rest/event_stream.py EventSubscription.events": SERVICE,

@@ -7,9 +7,11 @@ import os
 import select
 import socket
 import struct
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple, replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -194,6 +196,63 @@ def test_a_message_that_no_peer_sends_ends_the_channel(message: bytes, num_bytes
             read(channel, 1)
         with pytest.raises(ConnectionResetError):
             channel.write([b"x"])
+
+
+def test_a_completion_of_no_work_ends_the_channel() -> None:
+    """Whatever a driver does wrong: who writes and who reads hears of it, and the peer sees an end."""
+    with scripted() as (channel, pair):
+        pair.end(Completion(is_receive=False, number=0))
+        with pytest.raises(ConnectionResetError, match="IndexError"):
+            read(channel, 1)
+        with pytest.raises(ConnectionResetError, match="IndexError"):
+            channel.write([b"x"])
+        assert channel.socket.recv(1) == b""
+
+
+def test_a_channel_that_is_shut_down_again_waits_quietly() -> None:
+    """Work that does not end takes the time of its delivery, and no more of the processor than a few looks."""
+    with scripted() as (channel, pair):
+        polls, poll, has_looked = 0, pair.poll, threading.Event()
+
+        def counted() -> list[Completion]:
+            nonlocal polls
+            polls += 1
+            has_looked.set()
+            return poll()
+
+        pair.poll = counted  # type: ignore[method-assign]
+        channel.write([b"never sent"])
+        channel.shut_down()
+        assert has_looked.wait(LIMIT_S)
+        channel.shut_down()
+        channel.close()
+        assert polls < 50
+
+
+@pytest.mark.parametrize("error", [OSError(12, "no memory"), LookupError("no memory")])
+@pytest.mark.parametrize("failing", ["post_receive", "connect"])
+def test_a_channel_that_cannot_be_opened_leaves_nothing(failing: str, error: Exception) -> None:
+    """Where a device takes no work, or its driver has a defect, the pair and the descriptors are given back."""
+    pairs = list[ScriptedPair]()
+
+    def fail(*_: object) -> None:
+        raise error
+
+    class Device:
+        def open_pair(self, memory: memoryview, *_: int) -> ScriptedPair:
+            pairs.append(ScriptedPair(memory))
+            setattr(pairs[0], failing, fail)
+            return pairs[0]
+
+    near, far = socket.socketpair()
+    with near, far:
+        before = len(list(Path("/proc/self/fd").iterdir()))
+        far.sendall(GOOD.packed())
+        with pytest.raises(IsthmusError, match=r"rank 3.*no memory"):
+            upgrade_channel(PlainChannel(near), Device(), 3)
+        assert pairs
+        near.close()
+        assert len(list(Path("/proc/self/fd").iterdir())) == before - 1
 
 
 @pytest.mark.parametrize("immediate", [0, BLOCK_BYTES + 1, 2**32 - 1])

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import pytest
 
 from isthmus.comm.channel.channel import PlainChannel
-from isthmus.comm.tcp.entrance import Entrance, evicted_place
+from isthmus.comm.tcp.entrance import Admit, Entrance, evicted_place
 from isthmus.comm.tcp.greeting import Claim
 from isthmus.comm.tcp.reconnect import GreetedChannel
 
@@ -44,13 +44,13 @@ class Fixed:
 class Place:
     """An entrance, what it admitted, and which addresses it refused."""
 
-    def __init__(self, max_waiting: int) -> None:
+    def __init__(self, max_waiting: int, admit: Admit | None = None) -> None:
         self.admitted: list[GreetedChannel] = []
         self.refused: list[str] = []
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.entered = threading.Event()
         self.entrance = Entrance(
-            self.listener, Fixed(), self._admit, on_refused=self.refused.append, max_waiting=max_waiting
+            self.listener, Fixed(), admit or self._admit, on_refused=self.refused.append, max_waiting=max_waiting
         )
 
     def _admit(self, _rank: int, _number: int, greeted: GreetedChannel) -> bool:
@@ -68,8 +68,8 @@ class Place:
 
 
 @contextmanager
-def place(max_waiting: int = 3) -> Iterator[Place]:
-    made = Place(max_waiting)
+def place(max_waiting: int = 3, admit: Admit | None = None) -> Iterator[Place]:
+    made = Place(max_waiting, admit)
     try:
         yield made
     finally:
@@ -91,6 +91,22 @@ def test_a_caller_is_admitted_only_with_a_greeting() -> None:
         here.entrance.poll(5)
         assert here.refused == ["127.0.0.1"]
         assert len(here.admitted) == 1
+
+
+@pytest.mark.parametrize("error", [None, OSError("broken meanwhile")])
+def test_a_channel_that_is_not_admitted_is_closed(error: OSError | None) -> None:
+    """Not its socket only: a channel by RDMA has a queue pair and a thread."""
+    closed = threading.Event()
+
+    def admit(_rank: int, _number: int, greeted: GreetedChannel) -> bool:
+        sock = greeted[0].socket
+        greeted[0].close = lambda: (sock.close(), closed.set())  # type: ignore[method-assign]
+        if error is not None:
+            raise error
+        return False
+
+    with place(admit=admit) as here, here.call(b"hi"):
+        assert closed.wait(10)
 
 
 def test_a_crowd_of_one_address_displaces_only_itself() -> None:

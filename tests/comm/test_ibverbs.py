@@ -6,6 +6,7 @@ import ctypes
 import shutil
 import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -39,6 +40,8 @@ LAYOUTS: dict[str, tuple[type[ctypes.Structure], dict[str, str]]] = {
     "ibv_recv_wr": (abi.ReceiveWork, {}),
     "ibv_wc": (abi.WorkCompletion, {}),
 }
+V1, V2 = "IB/RoCE v1", "RoCE v2"
+IPV4, IPV6 = "0000:0000:0000:0000:0000:ffff:0a00:0001", "fe80:0000:0000:0000:0000:00ff:fe00:0001"
 PARTIAL = {"ibv_context", "ibv_qp", "ibv_port_attr"}
 """Structures of which only the beginning is used, or that have room for more."""
 
@@ -89,22 +92,62 @@ def test_structures_are_those_of_the_header(compiler: str, tmp_path: Path) -> No
     assert dict(zip(lines, map(int, found), strict=True)) == dict(zip(lines, wanted, strict=True))
 
 
+@contextmanager
+def stated(library: str, name: str) -> Iterator[None]:
+    """State `name` of the stand-in meanwhile."""
+    flag = ctypes.c_int.in_dll(ctypes.CDLL(library), f"stand_in_{name}")
+    flag.value = 1
+    try:
+        yield
+    finally:
+        flag.value = 0
+
+
+def tell_gids(folder: Path, *entries: tuple[str, str]) -> Path:
+    """Write the GIDs of the card's port, each a kind and an address, as the kernel tells them in `folder`."""
+    for number, entry in enumerate(entries):
+        for place, text in zip(("gid_attrs/types", "gids"), entry, strict=True):
+            (file := folder / "stand_in0/ports/1" / place / str(number)).parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(f"{text}\n")
+    return folder
+
+
 @pytest.mark.parametrize("sites", ["", "abb"])
-def test_transports_conform_over_the_library(stand_in: str, sites: str) -> None:
+def test_transports_conform_over_the_library(stand_in: str, tmp_path: Path, sites: str) -> None:
     """All calls of a card's life, with the masks, keys, bounds and states that a card checks, serve the whole kit."""
-    use_device("stand-in", open_card("stand_in0", library=stand_in))
+    card = open_card("stand_in0", library=stand_in, sysfs=tell_gids(tmp_path, (V2, IPV4)))
+    use_device("stand-in", card)
     check_joined_transport(partial(transports, sites=sites, rdma=lambda _: "stand-in"))
 
 
 def test_a_card_whose_port_is_down_is_named(stand_in: str) -> None:
     """The error has its name and why it is of no use."""
-    is_down = ctypes.c_int.in_dll(ctypes.CDLL(stand_in), "stand_in_port_is_down")
-    is_down.value = 1
-    try:
-        with pytest.raises(InputError, match=r"stand_in0 \(its port is not active\)"):
-            open_card(library=stand_in)
-    finally:
-        is_down.value = 0
+    with stated(stand_in, "port_is_down"), pytest.raises(InputError, match=r"stand_in0 \(its port is not active\)"):
+        open_card(library=stand_in)
+
+
+def test_a_card_goes_by_its_gid_of_an_ip_address(stand_in: str, tmp_path: Path) -> None:
+    """Of RoCE v2, over IPv4 if there is one."""
+    card = open_card(library=stand_in, sysfs=tell_gids(tmp_path, (V1, IPV6), (V2, IPV6), (V1, IPV4), (V2, IPV4)))
+    card.close()
+    assert card.gid_index == 3
+
+
+@pytest.mark.parametrize("entries", [(), ((V1, IPV6),)])
+def test_a_card_without_an_ip_address_is_refused(
+    stand_in: str, tmp_path: Path, entries: tuple[tuple[str, str], ...]
+) -> None:
+    """A GID of RoCE v1 is of no use, nor is one that is not there; the error has card, port and what to do."""
+    with pytest.raises(InputError, match=r"stand_in0 \(its port 1 has no GID of RoCE v2: give .* an IP address\)"):
+        open_card(library=stand_in, sysfs=tell_gids(tmp_path, *entries))
+
+
+def test_a_card_of_infiniband_goes_by_its_first_gid(stand_in: str, tmp_path: Path) -> None:
+    """It has one whatever addresses there are."""
+    with stated(stand_in, "link_is_infiniband"):
+        card = open_card(library=stand_in, sysfs=tmp_path)
+    card.close()
+    assert card.gid_index == 0
 
 
 def test_transports_conform_over_a_card() -> None:

@@ -20,9 +20,10 @@ from isthmus.comm.process.control_messages import ControlChannel, ControlMessage
 from isthmus.comm.process.process_transport import ProcessTransport
 from isthmus.comm.process.send_window import WINDOW_BYTES, OutgoingMessage, SendWindow
 from isthmus.comm.process.shared_memory_arena import SharedMemoryArena, SlotAllocator, slot_bytes
+from isthmus.comm.rdma.upgrade_channel import UpgradeError
 from isthmus.comm.tcp.endpoint import Endpoint
 from isthmus.comm.tcp.greeting import Greeting
-from isthmus.core.errors import PeerError, ProtocolError, RestartError, UnavailableError
+from isthmus.core.errors import InputError, PeerError, ProtocolError, RestartError, UnavailableError
 from isthmus.wan import listen
 from tests.comm.ranks import transports
 
@@ -156,12 +157,30 @@ def test_words_are_heard_as_they_were_said(word: ControlMessage) -> None:
         RestartError("anew", incarnation=7),
         UnavailableError("no way"),
         ProtocolError("another version"),
+        InputError("no card", hint="leave it out"),
     ],
 )
 def test_errors_cross_the_line(error: UnavailableError) -> None:
     """Kind, message, hint and incarnation arrive."""
     found = unpack_error(pack_error(error))
     assert (type(found), found.__dict__) == (type(error), error.__dict__)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"), [(UpgradeError("no way", hint="look"), UnavailableError), (KeyError("a"), PeerError)]
+)
+def test_an_error_of_another_kind_crosses_as_the_one_above(error: Exception, kind: type) -> None:
+    """What is above it in the hierarchy, else a lost peer."""
+    found = unpack_error(pack_error(error))
+    assert (type(found), found.message) == (kind, getattr(error, "message", str(error)))
+
+
+def test_a_process_without_its_card_says_so() -> None:
+    """The error is that of a transport of threads: an input that the user can mend."""
+    with listen("127.0.0.1") as listener:
+        endpoints = [Endpoint("127.0.0.1", listener.getsockname()[1], rdma="no-card")] * 2
+        with pytest.raises(InputError, match=r"no .*RDMA.*on "):
+            connect_transport("process", Greeting("job-1", 1, 0, 2), endpoints, listener, LIMIT_S)
 
 
 @pytest.mark.slow

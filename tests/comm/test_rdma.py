@@ -11,21 +11,26 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from itertools import count
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
-from isthmus.comm.channel.channel import PlainChannel
+from isthmus.comm.channel.channel import MAX_PART_BYTES, PlainChannel
 from isthmus.comm.rdma.ibverbs_device import open_card
 from isthmus.comm.rdma.open_device import USER_SPACE, open_device, use_device
-from isthmus.comm.rdma.rdma_channel import BLOCK_BYTES, NUM_BLOCKS, NUM_SLOTS, RdmaChannel
+from isthmus.comm.rdma.rdma_channel import BLOCK_BYTES, LINGER_S, NUM_BLOCKS, NUM_SLOTS, RdmaChannel
 from isthmus.comm.rdma.upgrade_channel import upgrade_channel
 from isthmus.comm.rdma.user_space_device import Faults, UserSpaceDevice
+from isthmus.comm.tcp.connection import Connection, ConnectionOwner
+from isthmus.comm.tcp.send_queue import SendQueue
 from isthmus.comm.transport.check_transport import check_joined_transport
 from isthmus.core.base_model import TransportKind
 from isthmus.core.errors import InputError, PeerError, UnavailableError
 from isthmus.wan.roce.roce_opcodes import Opcode
 from isthmus.wan.roce.roce_packet import RocePacket, parse_roce
 from tests.comm.ranks import transports
+from tests.until import until
 
 pytestmark = pytest.mark.integration
 
@@ -263,6 +268,95 @@ def test_a_device_that_cannot_be_opened_is_named() -> None:
         open_card("no-such-card")
     with pytest.raises(InputError, match="install rdma-core"):
         open_card(library="libno-such.so.1")
+
+
+def test_a_nic_that_fails_ends_its_connections() -> None:
+    """Whatever fails in its thread: nobody waits for it, and it opens no more pairs."""
+    is_failing = threading.Event()
+
+    def failing(packet: bytes) -> Iterable[bytes]:
+        if is_failing.is_set():
+            raise LookupError("a defect")
+        return (packet,)
+
+    with channels(intact, failing) as (near, far):
+        is_failing.set()
+        near.write([b"x"])
+        for one in (near, far):
+            with pytest.raises(ConnectionResetError):
+                read(one, 2 if one is far else 1)
+
+
+def test_a_nic_that_has_failed_opens_no_pair() -> None:
+    """Its error says why, as does that of the pairs which it had."""
+
+    def failing(packet: bytes) -> Iterable[bytes]:
+        raise LookupError("a defect")
+
+    with devices(intact, failing) as (first, second):
+        near, far = (device.open_pair(memoryview(bytearray(10)), 0, 10, 1) for device in (first, second))
+        near.connect(far.record)
+        far.connect(near.record)
+        far.post_receive(0, 0, 10)
+        near.post_send(0, 10)
+        assert until(lambda: [one for one in far.poll() if "a defect" in one.error])
+        with pytest.raises(OSError, match=r"has failed.*a defect"):
+            second.open_pair(memoryview(bytearray(10)), 0, 10, 1)
+
+
+def test_connections_whose_way_is_lost_end_together() -> None:
+    """Each may take a second to deliver what was written, but all take it at once, of several peers too."""
+    cut = threading.Event()
+
+    def cuttable(packet: bytes) -> Iterable[bytes]:
+        return () if cut.is_set() else (packet,)
+
+    with devices(*[cuttable] * 4) as found:
+        all_ranks = transports(4, lanes=3, rdma=names(found))
+        messages = [(peer, memoryview(bytes(2**20))) for peer in (1, 2, 3)]
+        for sent in [all_ranks[0].send(peer, 1, "x", data) for peer, data in messages]:
+            sent.result(LIMIT_S)
+        cut.set()
+        for peer, data in messages:
+            all_ranks[0].send(peer, 1, "x", data)
+        time.sleep(0.2)
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(all_ranks[0].abort).result(2 * LINGER_S)
+        for one in all_ranks[1:]:
+            one.abort()
+
+
+def test_a_channel_is_ready_as_long_as_the_peer_has_room() -> None:
+    """Or once it has failed, so that its writer hears of it; before it says no, another channel may go on."""
+    with channels() as (near, far):
+        asked: list[str] = []
+        for _ in range(NUM_BLOCKS):
+            assert near.wait_ready(lambda: asked.append("early"))
+            near.write([bytes(NUM_SLOTS * 1024)])
+        assert not near.wait_ready(lambda: asked.append("full"))
+        assert asked == ["full"]
+        for _ in range(NUM_BLOCKS):
+            read(far, NUM_SLOTS * 1024)
+        assert until(near.wait_ready)
+        for _ in range(NUM_BLOCKS):
+            near.write([bytes(NUM_SLOTS * 1024)])
+        far.shut_down()
+        assert until(near.wait_ready)
+
+
+def test_a_connection_takes_a_part_while_its_channel_has_room() -> None:
+    """TCP, which has opened the channel and is idle now, could always send."""
+    queue = SendQueue()
+    owner = cast(ConnectionOwner, SimpleNamespace(send_queue=queue, close_reason=None))
+    with channels() as (near, far):
+        one = Connection(0, near, 0.0, owner, heartbeat_s=1.0, silence_timeout_s=LIMIT_S, part_timeout_s=LIMIT_S)
+        queue.put(1, "x", memoryview(bytes(2 * MAX_PART_BYTES)), 0.0)
+        for _ in range(NUM_BLOCKS):
+            near.write([bytes(MAX_PART_BYTES)])
+        assert one.next_fragment() is None
+        for _ in range(NUM_BLOCKS):
+            read(far, MAX_PART_BYTES)
+        assert len(until(one.next_fragment).payload) == MAX_PART_BYTES
 
 
 def test_a_message_longer_than_a_block_is_refused() -> None:

@@ -20,7 +20,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct pair *pairs[MANY];
 static struct ibv_mr *regions[MANY];
 static int accesses[MANY];
-int stand_in_port_is_down; /* set by the test of it */
+int stand_in_port_is_down, stand_in_link_is_infiniband; /* set by the tests of them */
 static struct ibv_device device = {.name = "stand_in0"};
 static struct ibv_device *devices[] = {&device, NULL};
 static struct ibv_context context;
@@ -142,13 +142,13 @@ int ibv_query_port(struct ibv_context *one, uint8_t port, struct _compat_ibv_por
 	attr->state = stand_in_port_is_down ? IBV_PORT_DOWN : IBV_PORT_ACTIVE;
 	attr->active_mtu = IBV_MTU_1024;
 	attr->lid = 7;
-	attr->link_layer = IBV_LINK_LAYER_ETHERNET;
+	attr->link_layer = stand_in_link_is_infiniband ? IBV_LINK_LAYER_INFINIBAND : IBV_LINK_LAYER_ETHERNET;
 	return port == 1 ? 0 : EINVAL;
 }
 int ibv_query_gid(struct ibv_context *one, uint8_t port, int index, union ibv_gid *gid) {
 	(void)one;
 	memcpy(gid->raw, "\0\0\0\0\0\0\0\0\0\0\xff\xff\x0a\0\0\1", 16);
-	return port == 1 && index == 0 ? 0 : EINVAL;
+	return port == 1 && index >= 0 && index < 4 ? 0 : EINVAL;
 }
 struct ibv_pd *ibv_alloc_pd(struct ibv_context *one) {
 	struct ibv_pd *pd = calloc(1, sizeof *pd);

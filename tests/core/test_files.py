@@ -36,6 +36,9 @@ links:
     round_trip_ms: 20
 """
 
+RDMA = "    transport: rdma\n"
+ONE_WAY = f"  - from: a\n{RDMA}    to: b\n    bandwidth_gbps: 1\n    delay_ms: 1\n  - from: b\n    to: a\n"
+
 JOB = """\
 name: first
 model: model
@@ -122,6 +125,17 @@ def test_between_names_both_directions_and_a_node_group_is_named_after_its_chip(
         ("pool", "bandwidth_gbps", "bandwith_gbps", 12, ["'bandwith_gbps'", "'bandwidth_gbps'"]),
         ("pool", "[a, b]", "[a, c]", 11, ["links[0].between[1]", "unknown cluster 'c'", "known: a, b"]),
         ("pool", "round_trip_ms: 20", "round_trip_ms: -20", 13, ["links[0].round_trip_ms"]),
+        ("pool", "[a, b]", f"[a, b]\n{RDMA}    loss: 0.01", 13, ["links[0].loss", "transport: rdma"]),
+        ("pool", "[a, b]", f"[a, b]\n{RDMA}    reordering: 0.1", 13, ["links[0].reordering", "transport: rdma"]),
+        ("pool", "[a, b]", f"[a, b]\n{RDMA}    congestion_control: cubic", 13, ["links[0].congestion_control"]),
+        ("pool", "[a, b]", f"[a, b]\n{RDMA}    crossing: {{key: k}}", 13, ["links[0].crossing", "card to card"]),
+        (
+            "pool",
+            "  - between: [a, b]\n",
+            ONE_WAY,
+            12,
+            ["links[0].transport", "than b to it", "state one `between` link"],
+        ),
         ("pool", "owner: p", "ownr: p", 7, ["'ownr'", "'owner'"]),
         ("pool", "nodes: 2", "nodes: two", 5, ["nodes", "'two'"]),
         ("pool", "name: b", "name: a", 1, ["'a' appears twice"]),

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from isthmus.comm.rdma.open_device import USER_SPACE
+from isthmus.comm.rdma.user_space_device import UserSpaceDevice
 from isthmus.core.errors import PlanError
 from isthmus.core.messages.worker_folder import WorkerSpec
 from isthmus.train.liveness.worker_events import read_events
@@ -87,9 +88,10 @@ def test_ranks_of_two_clusters_train_by_rdma(tmp_path: Path, whole: bool) -> Non
     assert workers.losses() == straight.losses()
 
 
-def test_a_rank_without_a_card_is_refused_before_start(tmp_path: Path) -> None:
+@pytest.mark.parametrize("transport", ["thread", "process"])
+def test_a_rank_without_a_card_is_refused_before_start(tmp_path: Path, transport: str) -> None:
     """The error names the link, the machine and what to do; without a link by RDMA in the plan no card is needed."""
-    job, card = make_job(tmp_path), {"b": "no-card"}
+    job, card = make_job(tmp_path, transport=transport), {"b": "no-card"}
     near, far = (make_plan(job, [2, 4], clusters) for clusters in ("aa", "ab"))
     check_plan_supported(WorkerSpec(run="r", attempt=1, rank=0, job=job, plan=near, rdma=card))
     check_plan_supported(WorkerSpec(run="r", attempt=1, rank=1, job=job, plan=far, rdma=card))
@@ -98,6 +100,9 @@ def test_a_rank_without_a_card_is_refused_before_start(tmp_path: Path) -> None:
         PlanError, match=rf"a and b has `transport: rdma`: no .*{socket.gethostname()}.*nodes have RDMA"
     ):
         check_plan_supported(refused)
+    place = address()
+    check_plan_supported(WorkerSpec(run="r", attempt=1, rank=0, job=job, plan=far, rdma={"b": USER_SPACE + place}))
+    UserSpaceDevice(place).close()  # the look has left it to the transport
 
 
 def spec_of(folder: Path, **spec: object) -> WorkerSpec:

@@ -17,6 +17,7 @@ from isthmus.core.errors import InputError
 from isthmus.core.pool_parts.crossing import Crossing, SiteAccess, check_crossings
 from isthmus.core.pool_parts.group_topology import GroupTopology, TopologyError
 from isthmus.core.pool_parts.owner_users import MAX_OWNER_USERS, check_owner_users
+from isthmus.core.pool_parts.placed_error import PlacedError
 from isthmus.core.priority import PriorityMap
 from isthmus.core.units import TB, Bytes
 
@@ -228,6 +229,10 @@ class Owner(FrozenModel):
 MIN_MTU_BYTES, MAX_MTU_BYTES = 576, 9_000
 LossRate = Annotated[float, Field(ge=0, lt=1)]
 """Packet loss probability, below 1."""
+_NOT_BY_RDMA = (
+    "loss", "loss_burst_packets", "reordering", "reordering_ms", "duplication", "congestion_control", "crossing",
+)  # fmt: skip
+"""What a link says of a path of TCP alone."""
 
 
 class Link(FrozenModel):
@@ -238,9 +243,10 @@ class Link(FrozenModel):
     independently of each other (`loss_burst_packets` 1), or that many in a row on average. `reordering` is the share of
     packets that arrive `reordering_ms` late, so that later ones overtake them, `duplication` that of packets that
     arrive twice, `mtu_bytes` the size of the largest IP packet. With `transport: rdma`, inside a data centre, workers'
-    connections are opened over TCP and go on over the RDMA card of each node. `crossing` says that workers'
-    connections cross it through the proxies or gateways of both sites, which their agents start; without it they
-    connect directly, or by the routes of `isthmus agent --routes`.
+    connections are opened over TCP and go on over the RDMA card of each node; such a link states no losses, no
+    `congestion_control` and no `crossing`. `crossing` says that workers' connections cross it through the proxies or
+    gateways of both sites, which their agents start; without it they connect directly, or by the routes of
+    `isthmus agent --routes`.
     """
 
     source: Name = Field(alias="from")
@@ -261,8 +267,13 @@ class Link(FrozenModel):
 
     @model_validator(mode="after")
     def _faults_are_possible(self) -> Link:
-        if self.transport == "rdma" and self.crossing is not None:
-            raise ValueError("RDMA goes from card to card: leave out `crossing`, or `transport: rdma`")
+        for name in _NOT_BY_RDMA if self.transport == "rdma" else ():
+            if getattr(self, name) != Link.model_fields[name].default:
+                raise PlacedError(
+                    f"`{name}` and `transport: rdma` exclude each other",
+                    (name,),
+                    "RDMA goes from card to card over a network that loses nothing: leave out one of the two",
+                )
         if self.reordering and not self.reordering_ms:
             raise ValueError("reordering needs reordering_ms, by which those packets are late")
         if self.loss_burst_packets > 1 and self.loss > self.loss_burst_packets * (1 - self.loss):
@@ -310,7 +321,7 @@ class Pool(FrozenModel):
         _require_unique(names, "clusters")
         _require_unique(((link.source, link.target) for link in self.links), "links")
         known_names = set(names)
-        for link in self.links:
+        for at, link in enumerate(self.links):
             for end in (link.source, link.target):
                 if end not in known_names:
                     raise UnknownNameError("cluster", end, names)
@@ -318,7 +329,11 @@ class Pool(FrozenModel):
                 raise ValueError(f"link from {link.source} to itself; a link must join two clusters")
             back = self.link(link.target, link.source)
             if back is not None and back.transport != link.transport:
-                raise ValueError(f"{link.source} to {link.target} has another `transport` than {link.target} to it")
+                raise PlacedError(
+                    f"{link.source} to {link.target} has another `transport` than {link.target} to it",
+                    ("links", at, "transport"),
+                    "state one `between` link",
+                )
         known = [*chip_catalogue(), *(chip.name for chip in self.chips)]
         for cluster in self.clusters:
             for group in cluster.node_groups:

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from isthmus.core.errors import IsthmusError, PeerError, ProtocolError, RestartError, UnavailableError
+from isthmus.core.errors import InputError, IsthmusError, PeerError, ProtocolError, RestartError, UnavailableError
 
 CONNECT, SEND, RECEIVE, CLOSE, RECEIVE_ANY = 1, 2, 3, 4, 5
 """Kinds that the worker sends: connect to all ranks (settings in the text); send the bytes at `offset` to
@@ -28,7 +28,7 @@ turned away."""
 
 _HEADER = struct.Struct("<BIQIqQQ5d")
 _ERRORS: dict[str, type[IsthmusError]] = {
-    one.__name__: one for one in (PeerError, RestartError, UnavailableError, ProtocolError)
+    one.__name__: one for one in (PeerError, RestartError, UnavailableError, ProtocolError, InputError)
 }
 
 
@@ -91,9 +91,10 @@ class ControlChannel:
 
 
 def pack_error(error: BaseException) -> str:
-    """Return an error as JSON text for `unpack_error`."""
+    """Return an error as JSON text for `unpack_error`, of an unknown kind as the kind above it."""
+    kinds = [one.__name__ for one in type(error).__mro__ if one.__name__ in _ERRORS]
     fields = {
-        "kind": type(error).__name__,
+        "kind": kinds[0] if kinds else "",
         "message": getattr(error, "message", str(error)),
         "hint": getattr(error, "hint", None),
         "incarnation": getattr(error, "incarnation", 0),

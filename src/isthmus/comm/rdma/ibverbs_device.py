@@ -45,7 +45,7 @@ _RNR_TIMER, _TIMEOUT, _RETRIES, _FOREVER = 12, 14, 7, 7
 _HOP_LIMIT = 64
 
 
-def open_card(name: str = "", number: int = 0, library: str = "libibverbs.so.1") -> IbverbsDevice:
+def open_card(name: str = "", number: int = 0, library: str = "libibverbs.so.1", sysfs: Path = _SYSFS) -> IbverbsDevice:
     """Return the card `name`, or of all usable ones that of `number`, modulo how many there are.
 
     Raises `InputError` without the library, the card, or an active port.
@@ -64,7 +64,7 @@ def open_card(name: str = "", number: int = 0, library: str = "libibverbs.so.1")
     for at in range(count.value if devices else 0):
         known = verbs.ibv_get_device_name(devices[at]).decode()
         try:
-            usable.append(IbverbsDevice(verbs, devices[at], known))
+            usable.append(IbverbsDevice(verbs, devices[at], known, sysfs))
         except OSError as error:
             unusable.append(f"{known} ({error.strerror})")
     if devices:
@@ -83,9 +83,9 @@ def open_card(name: str = "", number: int = 0, library: str = "libibverbs.so.1")
 
 
 class IbverbsDevice:
-    """The first port of a card. Raises `OSError` if it is not active or may not be used."""
+    """The first port of a card, described in `sysfs`. Raises `OSError` if it is not active or may not be used."""
 
-    def __init__(self, verbs: ctypes.CDLL, device: int, name: str) -> None:
+    def __init__(self, verbs: ctypes.CDLL, device: int, name: str, sysfs: Path) -> None:
         self.verbs, self.name = verbs, name
         self.context = _check(verbs.ibv_open_device(device), "ibv_open_device")
         try:
@@ -94,7 +94,7 @@ class IbverbsDevice:
             if self.port.state != _ACTIVE:
                 raise OSError(0, "its port is not active")
             self.operations = Operations(self.context.contents)
-            self.gid_index = _gid_index(name, self.port.link_layer == _ETHERNET)
+            self.gid_index = _gid_index(sysfs / name, self.port.link_layer == _ETHERNET)
             gid = (ctypes.c_ubyte * 16)()
             _check_zero(verbs.ibv_query_gid(self.context, _PORT, self.gid_index, gid), "ibv_query_gid")
             self.gid = bytes(gid)
@@ -237,11 +237,11 @@ class IbverbsPair:
         )  # fmt: skip
 
 
-def _gid_index(name: str, is_ethernet: bool) -> int:
-    """Return the port's entry for RoCEv2 over IPv4, else over IPv6, else the first one."""
+def _gid_index(card: Path, is_ethernet: bool) -> int:
+    """Return the port's entry for RoCEv2 over IPv4, else over IPv6; of InfiniBand the first one."""
     if not is_ethernet:
         return 0
-    port = _SYSFS / name / "ports" / str(_PORT)
+    port = card / "ports" / str(_PORT)
     found = []
     for file in sorted((port / "gid_attrs" / "types").glob("[0-9]*"), key=lambda one: int(one.name)):
         try:
@@ -250,7 +250,9 @@ def _gid_index(name: str, is_ethernet: bool) -> int:
             continue
         if kind == "RoCE v2":
             found.append((not gid.startswith("0000:0000:0000:0000:0000:ffff"), int(file.name)))
-    return min(found)[1] if found else 0
+    if not found:
+        raise OSError(0, f"its port {_PORT} has no GID of RoCE v2: give its network interface an IP address")
+    return min(found)[1]
 
 
 def _check(pointer: Any, what: str) -> Any:

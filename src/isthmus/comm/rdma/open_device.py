@@ -1,10 +1,10 @@
-"""`open_device`: the RDMA device of a name, once per process."""
+"""`open_device`: the RDMA device of a name, once per process; `check_device` looks whether there is one."""
 
 from __future__ import annotations
 
 import threading
 
-from isthmus.comm.rdma.ibverbs_device import open_card
+from isthmus.comm.rdma.ibverbs_device import IbverbsDevice, open_card
 from isthmus.comm.rdma.user_space_device import UserSpaceDevice
 from isthmus.comm.rdma.verbs import VerbsDevice
 from isthmus.core.errors import InputError
@@ -26,13 +26,20 @@ def open_device(name: str) -> VerbsDevice:
         return _devices[name]
 
 
+def check_device(name: str) -> None:
+    """Raise `InputError` if this machine lacks the device `name`, which is left to another process."""
+    with _lock:
+        if name not in _devices:
+            _open(name).close()
+
+
 def use_device(name: str, device: VerbsDevice) -> None:
     """Let `open_device` return `device` by `name`, as tests and drivers of other cards do."""
     with _lock:
         _devices[name] = device
 
 
-def _open(name: str) -> VerbsDevice:
+def _open(name: str) -> IbverbsDevice | UserSpaceDevice:
     if not name.startswith(USER_SPACE):
         kind, _, number = name.partition(":")
         return open_card("", int(number or 0)) if kind == AUTO else open_card(name)

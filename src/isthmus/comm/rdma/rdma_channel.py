@@ -48,7 +48,7 @@ _HEAD = struct.Struct("!HHI")
 """Before the data of a SEND: slots and blocks that were read, bytes of data."""
 _SLOT, _BLOCK, _CREDIT = "slot", "block", "credit"
 _ROOM = {_SLOT: NUM_SLOTS, _BLOCK: NUM_BLOCKS, _CREDIT: NUM_CREDIT_SLOTS}
-_WAIT_S = 0.2
+_WAIT_S, _READY_WAIT_S = 0.2, 0.05
 
 
 @dataclass
@@ -63,16 +63,18 @@ class _Message:
 class RdmaChannel:
     """A `Channel` over a queue pair of `device`, for one thread that writes and one that reads."""
 
+    part_bytes = MAX_PART_BYTES
+    """Bytes of a message to take at a time."""
+
     def __init__(self, inner: RecordChannel, device: VerbsDevice) -> None:
         """Open a pair and post its receives; raises `OSError` if the device has none."""
         self.socket, self.part_timeout_s = inner.socket, math.inf
         self._inner = inner
         self._memory = memoryview(mmap.mmap(-1, MEMORY_BYTES))
-        self._pair: VerbsPair = device.open_pair(self._memory, REGION_AT, REGION_BYTES, DEPTH)
         self._changed = threading.Condition()
         self._peer: PairRecord | None = None
         self._error: OSError | None = None
-        self._is_shut = False
+        self._is_shut = self._is_closed = False
         self._arrived: deque[_Message] = deque()
         self._reading: _Message | None = None
         # Posted sends, in order; how many of a kind were ever posted, are not complete, and what the peer has room for.
@@ -84,10 +86,16 @@ class RdmaChannel:
         self._num_held: Counter[str] = Counter()
         self._num_read: Counter[str] = Counter()
         self._num_written = 0
-        self._waker = os.eventfd(0, os.EFD_NONBLOCK)
         self._proxy = threading.Thread(target=self._run, name="isthmus-rdma", daemon=True)
-        for number in range(_NUM_RECEIVES):
-            self._pair.post_receive(number, number * SLOT_BYTES, SLOT_BYTES)
+        self._pair: VerbsPair = device.open_pair(self._memory, REGION_AT, REGION_BYTES, DEPTH)
+        self._waker = -1
+        try:
+            self._waker = os.eventfd(0, os.EFD_NONBLOCK)
+            for number in range(_NUM_RECEIVES):
+                self._pair.post_receive(number, number * SLOT_BYTES, SLOT_BYTES)
+        except BaseException:
+            self._release()
+            raise
 
     @property
     def record(self) -> PairRecord:
@@ -125,6 +133,19 @@ class RdmaChannel:
                 self._room[_BLOCK] -= 1
                 self._write_block(start, size)
 
+    def wait_ready(self, before_wait: Callable[[], None] = lambda: None) -> bool:
+        """Return whether `write` would not wait; before False, call `before_wait` and block for some milliseconds."""
+        with self._changed:
+            if self._would_not_wait():
+                return True
+        before_wait()
+        with self._changed:
+            return self._changed.wait_for(self._would_not_wait, _READY_WAIT_S)
+
+    def wait_until_sent(self, limit_s: float) -> None:
+        """Wait until the peer's device has acknowledged what was written; raises `TimeoutError` after `limit_s`."""
+        self._wait(lambda: not self._sends, limit_s, lambda: False)
+
     def read_into(self, into: memoryview, tolerate_silence: Callable[[], bool] = lambda: False) -> None:
         """Fill `into` with the next part; see `Channel`."""
         size = len(into) + self._inner.tag_bytes
@@ -141,9 +162,9 @@ class RdmaChannel:
     def shut_down(self) -> None:
         """End reading and writing here; what was written still reaches the peer, which then sees an end."""
         with self._changed:
-            self._is_shut = True
+            was_shut, self._is_shut = self._is_shut, True
             self._changed.notify_all()
-            if self._waker >= 0:
+            if not was_shut:  # the proxy reads it once
                 os.eventfd_write(self._waker, 1)
 
     def close(self) -> None:
@@ -152,11 +173,15 @@ class RdmaChannel:
         if self._proxy.ident is not None:
             self._proxy.join()
         with self._changed:
-            waker, self._waker = self._waker, -1
-        if waker >= 0:
-            self._pair.close()
+            was_closed, self._is_closed = self._is_closed, True
+        if not was_closed:
+            self._release()
             self._inner.close()
-            os.close(waker)
+
+    def _release(self) -> None:
+        self._pair.close()
+        if self._waker >= 0:
+            os.close(self._waker)
 
     # --- waiting
 
@@ -189,6 +214,9 @@ class RdmaChannel:
             return self._arrived.popleft()
 
     # --- posting; the lock is held
+
+    def _would_not_wait(self) -> bool:
+        return self._error is not None or self._is_shut or self._has_room(_BLOCK)
 
     def _has_room(self, kind: str) -> bool:
         return self._num_sending[kind] < _ROOM[kind] and min(self._room[_SLOT], self._room[kind]) > 0
@@ -238,6 +266,16 @@ class RdmaChannel:
     # --- the proxy
 
     def _run(self) -> None:
+        try:
+            self._take_completions()
+        except Exception as error:  # whatever it is: nothing else wakes who reads or writes
+            with self._changed:
+                self._fail(str(error) if isinstance(error, OSError | ValueError) else f"RDMA: {error!r}")
+        finally:
+            self._inner.shut_down()
+
+    def _take_completions(self) -> None:
+        """Take completions until the channel fails, or is shut down and has sent all."""
         poll = select.poll()
         connection = self.socket.fileno()
         for number in (self._pair.fileno(), connection, self._waker):
@@ -247,19 +285,15 @@ class RdmaChannel:
             ready = {number for number, _ in poll.poll(None if end_s == math.inf else 1e3 * _WAIT_S)}
             has_ended = connection in ready and self._look_at_socket()
             with self._changed:
-                try:
-                    for one in self._pair.poll():
-                        self._complete(one)
-                except (OSError, ValueError) as error:
-                    self._fail(str(error))
+                for one in self._pair.poll():
+                    self._complete(one)
                 if has_ended:
                     self._fail("closed its connection")
                 if self._is_shut and end_s == math.inf:
                     end_s = time.monotonic() + LINGER_S
                     os.eventfd_read(self._waker)
                 if self._is_shut and not self._sends:
-                    break
-        self._inner.shut_down()
+                    return
 
     def _look_at_socket(self) -> bool:
         """Return whether the TCP connection has ended, or carries what it may not."""

@@ -71,6 +71,7 @@ class UserSpaceDevice:
         self.lock = threading.RLock()
         self._pairs: dict[int, UserSpacePair] = {}
         self._waker, self._next_tick_s, self._is_closed = os.eventfd(0, os.EFD_NONBLOCK), math.inf, False
+        self._failure = ""
         self._thread = threading.Thread(target=self._run, name="isthmus-nic", daemon=True)
         self._thread.start()
 
@@ -78,6 +79,8 @@ class UserSpaceDevice:
         """Return a new pair; see `VerbsDevice`."""
         del depth
         with self.lock:
+            if self._failure:
+                raise OSError(self._failure)
             number = 2
             while number < 2**8 or number in self._pairs:
                 number = secrets.randbelow(2**24)
@@ -115,6 +118,15 @@ class UserSpaceDevice:
             os.eventfd_write(self._waker, 1)
 
     def _run(self) -> None:
+        try:
+            self._serve()
+        except Exception as error:  # whatever it is: nothing else ends the work of the pairs
+            with self.lock:
+                self._failure = f"the NIC in user space has failed: {error!r}"
+                for pair in list(self._pairs.values()):
+                    pair.fail(self._failure)
+
+    def _serve(self) -> None:
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
         poll.register(self._waker, select.POLLIN)
@@ -216,6 +228,10 @@ class UserSpacePair:
             self._device.forget(self.record.number)
             self._nic = None
             os.close(self._event)
+
+    def fail(self, reason: str) -> None:
+        """Report that the device has failed; the lock is held."""
+        self._complete(Completion(is_receive=False, number=0, error=reason))
 
     def next_tick_s(self) -> float:
         """Return when a `NicTick` is due."""

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from isthmus.comm.channel.channel import Channel
+from isthmus.comm.rdma.rdma_channel import RdmaChannel
 from isthmus.comm.tcp.reassembly import Reassembler
 from isthmus.comm.tcp.send_queue import MAX_UNACKED_MESSAGES, Fragment, SendQueue
 from isthmus.comm.tcp.socket_readiness import SendReadiness
@@ -116,7 +117,8 @@ class Connection:
         self._unacked: deque[Fragment] = deque()
         self._sent_acks: deque[Fragment] = deque(maxlen=MAX_UNACKED_MESSAGES)
         self._lock = threading.Lock()
-        self._readiness = SendReadiness(channel.socket)
+        # By RDMA, TCP carries nothing whose pace would tell.
+        self._readiness = channel if isinstance(channel, RdmaChannel) else SendReadiness(channel.socket)
         channel.socket.settimeout(self._silence_limit_s(self._idle_interval_s))
         channel.part_timeout_s = part_timeout_s
         self._threads = [

@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from isthmus.comm.channel.channel import Channel
 from isthmus.comm.tcp.greeting import Claim
 from isthmus.comm.tcp.handshake import Handshake
 from isthmus.comm.tcp.reconnect import GreetedChannel
@@ -39,6 +40,9 @@ _MAX_ACCEPTS = 64
 Admit = Callable[[int, int, GreetedChannel], bool]
 """(rank, number, connection) -> whether the connection was taken."""
 
+Unclaim = Callable[[int, int, Exception], object]
+"""(rank, number, why) for a connection that was claimed and then failed."""
+
 
 @dataclass(eq=False)
 class _Waiting:
@@ -53,8 +57,8 @@ class _Waiting:
 class Entrance:
     """The entrance of `listener`, which it leaves open. `poll` accepts and reads; `close` ends what is under way.
 
-    `claim` and `unclaim` mark a connection as being opened, `admit` takes it, `on_restart` handles a rank with a later
-    incarnation, and `on_refused` counts a caller that was turned away, by its address.
+    `claim` and `unclaim` mark a connection as being opened, or not any more, `admit` takes it, `on_restart` handles a
+    rank with a later incarnation, and `on_refused` counts a caller that was turned away, by its address.
     """
 
     def __init__(
@@ -64,7 +68,7 @@ class Entrance:
         admit: Admit,
         *,
         claim: Claim = lambda _rank, _number: True,
-        unclaim: Callable[[int, int], object] = lambda _rank, _number: None,
+        unclaim: Unclaim = lambda _rank, _number, _why: None,
         on_restart: Callable[[RestartError], None] = lambda _: None,
         on_refused: Callable[[str], None] = lambda _: None,
         max_waiting: int = MAX_WAITING,
@@ -175,6 +179,7 @@ class Entrance:
 
     def _answer(self, sock: socket.socket, opened: Any, address: str) -> None:
         claimed: list[tuple[int, int]] = []
+        end: socket.socket | Channel = sock
 
         def claim(rank: int, number: int) -> bool:
             if self._claim(rank, number):
@@ -184,14 +189,15 @@ class Entrance:
         try:
             sock.settimeout(GREETING_TIMEOUT_S)
             rank, number, greeted = self._handshake.answer(sock, opened, claim)
+            end = greeted[0]
             with self._lock:  # from here on `close` and `poll` leave the connection alone
                 self._answering[threading.current_thread()] = None, float("inf")
             if not self._admit(rank, number, greeted):
-                sock.close()
+                end.close()
         except (IsthmusError, OSError) as error:
-            sock.close()
+            end.close()
             for one in claimed:
-                self._unclaim(*one)
+                self._unclaim(*one, error)
             if isinstance(error, RestartError):
                 self._on_restart(error)
             elif not isinstance(error, UnavailableError):  # a member that comes too early dials again

@@ -207,9 +207,7 @@ class Peer:
         self.fail(PeerError(f"this rank closed the connection to peer {self.rank}"))
         for thread in reconnecting:
             thread.join()
-        for connection in list(self._connections.values()):
-            connection.abort()
-            connection.join()
+        self._end_connections()
 
     def stop_waiting(self) -> None:
         """Stop waiting for the CLOSE and the acknowledgements of an unreachable peer."""
@@ -220,10 +218,22 @@ class Peer:
             self.send_queue.drop(PeerError(f"this rank stopped waiting for peer {self.rank}"))
 
     def abort(self) -> None:
-        """Break all connections without CLOSE; reconnect threads see the stop flag."""
+        """Break all connections without CLOSE, and wait for their threads; reconnect threads see the stop flag."""
+        self.begin_abort()
+        self._end_connections()
+
+    def begin_abort(self) -> None:
+        """Break all connections without CLOSE; `abort` ends them."""
         self.fail(PeerError(f"this rank aborted the connection to peer {self.rank}"))
         for connection in list(self._connections.values()):
             connection.abort()
+
+    def _end_connections(self) -> None:
+        """Break all connections, then wait for all: each may take a moment to deliver what was written."""
+        connections = list(self._connections.values())
+        for connection in connections:
+            connection.abort()
+        for connection in connections:
             connection.join()
 
     @property

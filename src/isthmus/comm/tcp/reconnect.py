@@ -83,7 +83,7 @@ class Reconnector:
         several retries pass before that counts as an outage.
         """
         pause_s, longest_s = _RETRY_PAUSE_S
-        why = _failure_reason(error)
+        why, last = _failure_reason(error), ""
         quiet_tries = _FIRST_QUIET_TRIES if is_first else 1
         if why == _SILENT:
             quiet_tries = 0
@@ -100,11 +100,12 @@ class Reconnector:
             except PeerError as gone:
                 raise peer_loss_error(f"peer {self._rank} is lost: {why}; {gone.message}") from gone
             except UnavailableError as closed:
+                last = f": {closed.message}"
                 if quiet_tries == 0:  # the first failure may only be a peer that is restarting
                     self._report_cut(closed.message)
                 quiet_tries = max(quiet_tries - 1, 0)
             if time.monotonic() - self.last_activity_s > self._timeout_s:
-                raise peer_loss_error(f"peer {self._rank} was silent for {self._timeout_s:g} s")
+                raise peer_loss_error(f"peer {self._rank} was silent for {self._timeout_s:g} s{last}")
             self._stopped.wait(pause_s * (0.5 + self._jitter()))
             pause_s = min(2 * pause_s, longest_s)
 

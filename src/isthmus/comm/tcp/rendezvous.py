@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -12,6 +13,7 @@ from dataclasses import dataclass, field
 
 from isthmus.comm.channel.channel import Channel
 from isthmus.comm.channel.link_keys import LinkKeys
+from isthmus.comm.rdma.upgrade_channel import UpgradeError
 from isthmus.comm.tcp.endpoint import DIAL_TIMEOUT_S, Endpoint, dial_rank, is_transient, set_socket_options
 from isthmus.comm.tcp.entrance import MAX_WAITING, Entrance
 from isthmus.comm.tcp.greeting import Greeting
@@ -24,6 +26,9 @@ from isthmus.wan import dial
 
 ConnectionKey = tuple[int, int]
 """A peer's rank and the number of the connection to it."""
+
+MAX_FAILED_UPGRADES = 3
+"""Attempts to go on by RDMA on one connection after which a rank gives up, whether it dials or answers."""
 
 _POLL_S = 0.2
 _LISTEN_CHECK_S = 1.0
@@ -82,6 +87,7 @@ class _Rendezvous:
     stopped: threading.Event = field(default_factory=threading.Event)
     all_accepted: threading.Event = field(default_factory=threading.Event)
     claimed: set[ConnectionKey] = field(default_factory=set)
+    failed_upgrades: defaultdict[ConnectionKey, list[UpgradeError]] = field(default_factory=lambda: defaultdict(list))
     dialled: list[socket.socket] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -111,8 +117,11 @@ class _Rendezvous:
         return max(newer, key=lambda error: error.incarnation) if newer else self.errors[0]
 
     def dial(self, rank: int, number: int) -> None:
-        """Dial and greet a lower rank; retry while its route starts or its process is replaced."""
-        endpoint = self.endpoints[rank]
+        """Dial and greet a lower rank; retry while its route starts or its process is replaced.
+
+        Ends with the `UpgradeError` if it was one `MAX_FAILED_UPGRADES` times, or when time is over.
+        """
+        endpoint, failed_upgrades = self.endpoints[rank], self.failed_upgrades[rank, number]
         while True:
             try:
                 found = dial_rank(self.handshake, rank, number, endpoint, self.remaining_s, self._on_dialled)
@@ -120,7 +129,12 @@ class _Rendezvous:
             except UnavailableError as error:
                 if isinstance(error, PeerError) and not is_transient(error):
                     raise
-                if self.stopped.wait(_POLL_S) or self.remaining_s <= _POLL_S:
+                if isinstance(error, UpgradeError):
+                    failed_upgrades.append(error)
+                is_final = len(failed_upgrades) == MAX_FAILED_UPGRADES
+                if is_final or self.stopped.wait(_POLL_S) or self.remaining_s <= _POLL_S:
+                    if failed_upgrades:
+                        raise failed_upgrades[-1] from None
                     raise
         self.connections[rank, number] = found
 
@@ -138,7 +152,7 @@ class _Rendezvous:
             self.handshake,
             self._admit,
             claim=self._claim,
-            unclaim=lambda *key: self.claimed.discard(key),
+            unclaim=self._unclaim,
             on_restart=self.fail,
             on_refused=self.on_refused,
             max_waiting=MAX_WAITING + len(expected),
@@ -149,7 +163,8 @@ class _Rendezvous:
                     return
                 if self.remaining_s <= _POLL_S:
                     ranks = ", ".join(map(str, sorted({rank for rank, _ in missing})))
-                    raise PeerError(f"rank {self.greeting.rank}: rank {ranks} never connected")
+                    gone = PeerError(f"rank {self.greeting.rank}: rank {ranks} never connected")
+                    raise self._with_upgrade(gone, {rank for rank, _ in missing})
                 entrance.poll(_POLL_S)
             self.all_accepted.set()
         finally:
@@ -164,7 +179,15 @@ class _Rendezvous:
                     dial((endpoint.host, endpoint.port), endpoint.route, min(DIAL_TIMEOUT_S, self.remaining_s)).close()
                 except UnavailableError as error:
                     if isinstance(error, PeerError) and not is_transient(error):
-                        raise PeerError(f"rank {rank}: {error.message}", hint=error.hint) from error
+                        gone = PeerError(f"rank {rank}: {error.message}", hint=error.hint)
+                        raise self._with_upgrade(gone, {rank}) from error
+
+    def _with_upgrade(self, error: PeerError, ranks: Collection[int]) -> PeerError:
+        """Return `error`, with why a connection to one of `ranks` did not go on by RDMA, if one did not."""
+        failed = [
+            why for (rank, _), failures in sorted(self.failed_upgrades.items()) if rank in ranks for why in failures
+        ]
+        return PeerError(f"{error.message}; {failed[-1].message}", hint=failed[-1].hint) if failed else error
 
     def _expected_keys(self) -> set[ConnectionKey]:
         higher = [rank for rank in self.wanted if rank > self.greeting.rank]
@@ -177,6 +200,13 @@ class _Rendezvous:
             known = (rank, number) in self.claimed
             self.claimed.add((rank, number))
             return not known
+
+    def _unclaim(self, rank: int, number: int, why: Exception) -> None:
+        self.claimed.discard((rank, number))
+        if isinstance(why, UpgradeError):
+            self.failed_upgrades[rank, number].append(why)
+            if len(self.failed_upgrades[rank, number]) == MAX_FAILED_UPGRADES:
+                self.fail(why)
 
     def _admit(self, rank: int, number: int, greeted: GreetedChannel) -> bool:
         set_socket_options(greeted[0].socket, self.endpoints[rank].congestion_control)

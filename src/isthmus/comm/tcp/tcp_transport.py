@@ -167,6 +167,8 @@ class TcpTransport(BreakableTransport):
         if wakes is None:
             return
         for peer in list(self._peers.values()):
+            peer.begin_abort()
+        for peer in list(self._peers.values()):
             peer.abort()
         for wake in wakes:
             wake()

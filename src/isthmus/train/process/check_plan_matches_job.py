@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from isthmus.comm.process.shared_memory_arena import supports_shared_memory
-from isthmus.comm.rdma.open_device import open_device
+from isthmus.comm.rdma.open_device import check_device
 from isthmus.core.errors import InputError, PlanError
 from isthmus.core.messages.worker_folder import WorkerSpec
 from isthmus.core.model import Model, load_model
@@ -73,9 +73,9 @@ def check_job_transport(spec: WorkerSpec, *, has_shared_memory: bool) -> None:
         )
     for cluster in spec.plan.clusters:
         device = spec.rdma_device(cluster)
-        if device is not None and spec.job.transport == "thread":  # a process for the transport opens its own
+        if device is not None:
             try:
-                open_device(device)
+                check_device(device)
             except InputError as error:
                 link = f"the link of {spec.cluster} and {cluster} has `transport: rdma`"
                 raise PlanError(f"{link}: {error.message}", hint=error.hint) from error
