@@ -25,12 +25,12 @@ def test_the_address_with_the_most_connections_makes_room(addresses: str, place:
 
 
 class Fixed:
-    """A handshake whose greeting is the two bytes `hi`."""
+    """A handshake whose greeting is the two bytes `hi`; an entrance answers and never dials."""
 
     first_bytes = 2
 
     def dial(self, sock: socket.socket, rank: int, number: int) -> GreetedChannel:
-        raise NotImplementedError
+        raise AssertionError(f"an entrance has dialled rank {rank}")
 
     def open(self, first: bytes) -> str | None:
         return "hi" if first == b"hi" else None

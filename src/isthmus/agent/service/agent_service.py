@@ -179,9 +179,7 @@ class AgentService:
         self._calls = SchedulerCalls(blocks=adapter.capabilities.blocks, on_answer=on_answer)
         self._look = SchedulerLook(nodes=())
         key = identity.key if identity else cluster.name
-        self._holds = SiteHolds(
-            adapter, self._calls, key, self._handle, clock, wall_clock, self._rendering.containers
-        )  # fmt: skip
+        self._holds = SiteHolds(adapter, self._calls, key, self._handle, clock, wall_clock, self._rendering.containers)
         self._path_calls = SchedulerCalls(blocks=centre is not None, on_answer=on_answer, what="decision centre")
         self._paths: SitePaths | None = None
         if centre is not None:
